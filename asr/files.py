@@ -1,0 +1,97 @@
+"""Files that appear whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from asr.errors import UserError
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; move it to ``path`` when the block succeeds.
+
+    The content is on disk before the name appears, so that a killed process or a power cut
+    never leaves a short file under the final name. The file's suffix is kept, for writers that
+    choose their format by it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    try:
+        yield partial
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, atomically."""
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON object a line, atomically."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; UserError names the file when it is missing or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}: not valid JSON ({error}); delete it and rerun its stage"
+        ) from None
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 as hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_id_text(path: Path, rows: Iterable[tuple[str, str]]) -> None:
+    """Write Kaldi's ``text`` format, ``<utterance-id> <words>`` a line, sorted bytewise by id."""
+    ordered = sorted(rows, key=lambda row: row[0].encode())
+    write_text(path, "".join(f"{utterance} {text}".rstrip() + "\n" for utterance, text in ordered))
+
+
+def read_id_text(path: Path) -> dict[str, str]:
+    """Read Kaldi's ``text`` format into a dict; the text may be empty.
+
+    Raises UserError for a missing file, an empty line or an id that occurs twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    if lines[-1] == "":
+        lines.pop()
+    texts: dict[str, str] = {}
+    first_line: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        utterance, _, text = line.strip().partition(" ")
+        if not utterance:
+            raise UserError(f"{path}:{number}: empty line; expected '<utterance-id> <words>'")
+        if utterance in texts:
+            raise UserError(
+                f"{path}:{number}: utterance id {utterance!r} already stands in line "
+                f"{first_line[utterance]}; ids must be unique"
+            )
+        texts[utterance] = text.strip()
+        first_line[utterance] = number
+    return texts

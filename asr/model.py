@@ -1,0 +1,125 @@
+"""The acoustic model: normalisation, frame stacking, a deep LSTM, and token log-probabilities."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asr.errors import UserError
+from asr.files import atomic_write
+
+STACKED_FRAMES = 3  # 10 ms frames to one of 30 ms, the low frame rate of the paper's group
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass
+class ModelConfig:
+    """Size and shape of the LSTM. ``projection`` 0 means none; ``dropout`` is between layers."""
+
+    layers: int = 3
+    hidden: int = 256
+    projection: int = 0
+    bidirectional: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.hidden < 1:
+            raise ValueError(f"model.layers={self.layers}, model.hidden={self.hidden}: at least 1")
+        if not 0 <= self.projection < self.hidden:
+            raise ValueError(f"model.projection={self.projection}: from 0 to hidden - 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout={self.dropout}: from 0 to below 1")
+
+
+def stacked_length(frames: Any) -> Any:
+    """CTC frames (30 ms) of an utterance of ``frames`` feature frames (10 ms)."""
+    return frames // STACKED_FRAMES
+
+
+class AcousticModel(nn.Module):
+    """Log-mel features to token log-probabilities, for CTC.
+
+    The training set's ``mean`` and ``std``, both ``(F,)``, are buffers: they travel with the
+    model. An utterance's output does not depend on what it is batched with: a unidirectional
+    LSTM never sees the padding behind it, a bidirectional one runs on packed sequences.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: ModelConfig, vocabulary: int, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("std", std.float())
+        self.lstm = nn.LSTM(
+            input_size=mean.numel() * STACKED_FRAMES,
+            hidden_size=config.hidden,
+            num_layers=config.layers,
+            batch_first=True,
+            dropout=config.dropout if config.layers > 1 else 0.0,
+            bidirectional=config.bidirectional,
+            proj_size=config.projection,
+        )
+        width = (config.projection or config.hidden) * (2 if config.bidirectional else 1)
+        self.output = nn.Linear(width, vocabulary)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Features ``(N, T, F)`` and their ``lengths`` ``(N,)`` to ``(N, T // 3, V)`` and lengths.
+
+        The result is float32 log-probabilities, whatever autocast computes the LSTM in.
+        """
+        batch, frames, bins = features.shape
+        stacks = stacked_length(frames)
+        normalised = (features[:, : stacks * STACKED_FRAMES] - self.mean) / self.std
+        stacked = normalised.reshape(batch, stacks, STACKED_FRAMES * bins)  # (N, T // 3, 3 F)
+        out_lengths = stacked_length(lengths)
+        if self.config.bidirectional:
+            packed = nn.utils.rnn.pack_padded_sequence(
+                stacked, out_lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
+            hidden, _ = nn.utils.rnn.pad_packed_sequence(
+                self.lstm(packed)[0], batch_first=True, total_length=stacks
+            )
+        else:
+            hidden, _ = self.lstm(stacked)
+        logits = self.output(hidden)  # (N, T // 3, V)
+        return logits.float().log_softmax(dim=-1), out_lengths
+
+
+def save_model(path: Path, model: AcousticModel, travels_with: dict[str, Any]) -> None:
+    """Write the model and what must travel with it (feature and token settings), atomically."""
+    with atomic_write(path) as partial:
+        torch.save(
+            {
+                "format_version": FORMAT_VERSION,
+                "model": dataclasses.asdict(model.config),
+                "state": {name: value.cpu() for name, value in model.state_dict().items()},
+                "travels_with": travels_with,
+            },
+            partial,
+        )
+
+
+def load_model(path: Path) -> tuple[AcousticModel, dict[str, Any]]:
+    """Read a model file: the model in eval mode, and the settings that travel with it.
+
+    UserError when the file is missing or is not a model file of this format.
+    """
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if saved["format_version"] != FORMAT_VERSION:
+            raise UserError(f"{path}: model format {saved['format_version']}, not {FORMAT_VERSION}")
+        state = saved["state"]
+        vocabulary = state["output.weight"].shape[0]
+        model = AcousticModel(
+            ModelConfig(**saved["model"]), vocabulary, state["mean"], state["std"]
+        )
+        model.load_state_dict(state)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such model; train the system first") from None
+    except (KeyError, RuntimeError, TypeError, EOFError) as error:
+        raise UserError(f"{path}: not a model file that this version wrote ({error})") from None
+    return model.eval(), saved["travels_with"]
