@@ -1,0 +1,31 @@
+"""Two-tier data-parallel training: gradients inside subgroups, models across them.
+
+GTC (Strom 2015) or a dense all-reduce inside each subgroup every step, BMUF (Chen and Huo 2016)
+across subgroups every block, as in Ladkat et al., Interspeech 2019.
+"""
+
+from tiered_dist.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from tiered_dist.exchange import ExchangeError
+from tiered_dist.inner import GTC, Dense
+from tiered_dist.outer import BMUF
+from tiered_dist.report import BlockReport, StepReport
+from tiered_dist.threshold import FixedThreshold, TargetDensity
+from tiered_dist.topology import Topology, init_process_group
+from tiered_dist.trainer import TieredTrainer
+
+__all__ = [
+    "BMUF",
+    "GTC",
+    "BlockReport",
+    "Dense",
+    "ExchangeError",
+    "FixedThreshold",
+    "StepReport",
+    "TargetDensity",
+    "TieredTrainer",
+    "Topology",
+    "init_process_group",
+    "list_checkpoints",
+    "load_checkpoint",
+    "save_checkpoint",
+]

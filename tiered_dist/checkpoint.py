@@ -1,0 +1,89 @@
+"""Checkpoints on a file system that all ranks share: whole, or not there.
+
+ROOT/step-00001200/shared.pt        once
+                   subgroup-000.pt  one a subgroup
+                   rank-000.pt      one a rank
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tiered_dist.trainer import TieredTrainer
+
+
+def save_checkpoint(
+    root: Path,
+    trainer: TieredTrainer,
+    shared: dict[str, Any],
+    rank: dict[str, Any],
+    keep: int = 2,
+) -> Path:
+    """Write the trainer's state and the caller's own; a collective of all ranks.
+
+    ``shared`` and ``rank`` are the caller's plain values (data position, random states). The
+    directory gets its name when all parts are on disk; the newest ``keep`` are kept.
+    """
+    topology, state = trainer.topology, trainer.state_dict()
+    final = root / f"step-{trainer.steps:08d}"
+    partial = root / f".partial-{final.name}"
+    if topology.rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    topology.world.barrier()
+    _write(partial / _rank_file(topology.rank), {**state["rank"], "caller": rank})
+    if topology.inner.index == 0:
+        _write(partial / _subgroup_file(topology.subgroup), state["subgroup"])
+    if topology.rank == 0:
+        _write(partial / "shared.pt", {**state["shared"], "caller": shared})
+    topology.world.barrier()
+    if topology.rank == 0:
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+        for old in list_checkpoints(root)[:-keep]:
+            shutil.rmtree(old)
+    return final
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Whole checkpoints under ``root``, oldest first."""
+    return sorted(root.glob("step-*"))
+
+
+def load_checkpoint(
+    path: Path, trainer: TieredTrainer
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Restore the trainer; returns the caller's shared and rank parts.
+
+    The rank part is None when the world has changed and this rank was not in the old one.
+    """
+    topology = trainer.topology
+    shared = _read(path / "shared.pt")
+    subgroup_path = path / _subgroup_file(topology.subgroup)
+    rank_path = path / _rank_file(topology.rank)
+    subgroup = _read(subgroup_path if subgroup_path.exists() else path / _subgroup_file(0))
+    rank = _read(rank_path) if rank_path.exists() else {"inner": {}, "caller": None}
+    trainer.load_state_dict({"shared": shared, "subgroup": subgroup, "rank": rank})
+    return shared["caller"], rank["caller"]
+
+
+def _subgroup_file(subgroup: int) -> str:
+    return f"subgroup-{subgroup:03d}.pt"
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank:03d}.pt"
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    with open(path, "wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return torch.load(path, map_location="cpu", weights_only=True)

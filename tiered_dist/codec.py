@@ -1,0 +1,76 @@
+"""Gradient Threshold Compression on tensors alone (Strom, Interspeech 2015).
+
+A worker adds its gradient to a residual, sends the sign and index of what has passed a threshold
+tau, and keeps the rest for later:
+
+    r <- r + g * n / n_ref
+    q  = sign(r) * min(floor(|r| / tau), max_quanta)
+    r <- r - tau * q
+
+``max_quanta`` = 1 is Strom's form; larger values repeat an entry. Decoding sums the workers'
+entries as integers, so the result does not depend on the order in which they arrive, and every
+replica of a subgroup gets the same bits.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# An entry is (flat index << 1 | sign) in a positive 32-bit integer.
+MAX_ELEMENTS = 1 << 30
+
+
+def quantise(residual: Tensor, tau: float, max_quanta: int) -> tuple[Tensor, Tensor]:
+    """Positions (int64) and signed quanta (int32) of what a residual ``(P,)`` would send.
+
+    Positions ascend. The residual is left as it is: what is really sent may be less (see
+    ``limit``). ``tau`` must be positive.
+    """
+    positions = (residual.abs() >= tau).nonzero().squeeze(1)
+    values = residual[positions]
+    quanta = (values.abs() / tau).floor().clamp(max=max_quanta) * values.sign()
+    return positions, quanta.to(torch.int32)
+
+
+def limit(positions: Tensor, quanta: Tensor, capacity: int, start: int) -> tuple[Tensor, Tensor]:
+    """What fits into ``capacity`` quanta, counting from flat index ``start`` and around.
+
+    The caller moves ``start`` from step to step, so that overflow does not always starve the
+    last tensors. Returns positions (no longer ascending) and quanta; the last one may be cut.
+    """
+    if int(quanta.abs().sum()) <= capacity:
+        return positions, quanta
+    shift = int(torch.searchsorted(positions, start))
+    positions, quanta = positions.roll(-shift), quanta.roll(-shift)
+    magnitude = quanta.abs()
+    excess = (magnitude.cumsum(0) - capacity).clamp(min=0)
+    kept = (magnitude - excess).clamp(min=0).to(torch.int32)
+    sent = kept > 0
+    return positions[sent], (kept * quanta.sign())[sent]
+
+
+def subtract(residual: Tensor, positions: Tensor, quanta: Tensor, taus: Tensor) -> None:
+    """Take what was sent out of the residual ``(P,)``, in place; ``taus`` is one an entry."""
+    residual[positions] -= taus * quanta
+
+
+def to_entries(positions: Tensor, quanta: Tensor) -> Tensor:
+    """32-bit entries, one a quantum: ``(sum |quanta|,)`` int32."""
+    entries = (positions << 1) | (quanta < 0)
+    return entries.repeat_interleave(quanta.abs()).to(torch.int32)
+
+
+def count(entries: Tensor, total: int) -> Tensor:
+    """Sum entries of all workers into signed counts, ``(total,)`` int32, whatever their order."""
+    signs = 1 - ((entries & 1) << 1)
+    counts = torch.zeros(total, dtype=torch.int32, device=entries.device)
+    return counts.index_add_(0, (entries >> 1).long(), signs.to(torch.int32))
+
+
+def scale_counts(counts: Tensor, sizes: Sequence[int], scales: Tensor) -> Tensor:
+    """The decoded gradient ``(total,)`` float32: counts times ``scales`` (one a parameter)."""
+    gradient = counts.float()
+    for view, scale in zip(gradient.split(list(sizes)), scales.tolist(), strict=True):
+        view.mul_(scale)
+    return gradient

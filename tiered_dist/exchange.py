@@ -1,0 +1,90 @@
+"""Moving tensors among the ranks of one process group, and counting the bytes that it takes."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class ExchangeError(RuntimeError):
+    """A collective failed: a rank of the group died, hung beyond the timeout, or disagreed."""
+
+
+class Exchange:
+    """The collectives of one process group; it knows nothing of what the tensors mean.
+
+    ``ranks`` are the global ranks of the group in order, ``index`` is this process' place among
+    them. A group of one rank needs no process group, and its collectives do nothing.
+
+    ``bytes_sent`` counts what this rank puts on the wire, as ring algorithms do: an all-gather
+    of B bytes a rank sends ``(size - 1) * B``, an all-reduce of B bytes ``2 * (size - 1) / size
+    * B``.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, group: dist.ProcessGroup | None) -> None:
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.index = self.ranks.index(rank)
+        self.bytes_sent = 0
+        self._rank = rank
+        self._group = group
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum ``tensor`` over the group, in place; every rank gets the same bits."""
+        if self.size > 1:
+            with self._named("all-reduce"):
+                dist.all_reduce(tensor, group=self._group)
+            self.bytes_sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every rank's ``tensor`` (all of one shape) into ``(size, *shape)``."""
+        if self.size == 1:
+            return tensor.unsqueeze(0)
+        gathered = tensor.new_empty(self.size * tensor.numel())
+        with self._named("all-gather"):
+            dist.all_gather_into_tensor(gathered, tensor.flatten(), group=self._group)
+        self.bytes_sent += (self.size - 1) * tensor.nbytes
+        return gathered.view(self.size, *tensor.shape)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Overwrite ``tensor`` with that of the group's member number ``source``."""
+        if self.size > 1:
+            with self._named("broadcast"):
+                dist.broadcast(tensor, src=self.ranks[source], group=self._group)
+            if self.index == source:
+                self.bytes_sent += (self.size - 1) * tensor.nbytes
+        return tensor
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's ``value``, in the group's order. For set-up, not for training steps."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with self._named("all-gather of settings"):
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def barrier(self) -> None:
+        """Wait until every rank of the group has come here."""
+        self.all_reduce(torch.zeros(1, device=_device(self._group)))
+
+    @contextlib.contextmanager
+    def _named(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch's DistBackendError and time-outs are RuntimeErrors
+            others = [rank for rank in self.ranks if rank != self._rank]
+            raise ExchangeError(
+                f"rank {self._rank}: {operation} with ranks {others} failed; one of them has died, "
+                f"hangs, or is at another step ({error})"
+            ) from error
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    if group is not None and dist.get_backend(group) == dist.Backend.NCCL:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,343 @@
+"""Tier 1: how the ranks of a subgroup make one gradient of theirs, every step.
+
+``Dense`` and ``GTC`` are settings; ``start`` makes the running part, whose ``reduce`` turns this
+worker's gradient into the subgroup's mean over samples, the same bits on every rank.
+"""
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tiered_dist import codec, message
+from tiered_dist.exchange import Exchange
+from tiered_dist.layout import ParameterLayout
+from tiered_dist.threshold import TargetDensity, Threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """What one worker brings to a step. ``samples`` is 0 for a worker without a batch."""
+
+    gradient: Tensor  # (P,) float32, the mean over this worker's samples
+    samples: float
+    out_of_data: bool
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """What the subgroup made of it; the gradient is in ``Local.gradient``'s place.
+
+    ``samples`` are the subgroup's. ``density``, ``residual_norm`` and ``residual_ratio`` (the
+    largest ``|r| / tau``) are None for Dense; ``overflow`` counts quanta that did not fit.
+    """
+
+    samples: float
+    not_finite: int
+    out_of_data: int
+    payload_bytes: int
+    density: float | None = None
+    residual_norm: float | None = None
+    residual_ratio: float | None = None
+    overflow: int = 0
+
+
+class InnerState(Protocol):
+    """A running tier 1."""
+
+    def reduce(self, local: Local) -> Reduced:
+        """Replace ``local.gradient`` by the subgroup's mean; a collective of the subgroup."""
+
+    def end_block(self) -> None:
+        """Called after the block filter has moved the model."""
+
+    def subgroup_state(self) -> dict[str, Any]:
+        """What every rank of the subgroup holds alike, in plain types."""
+
+    def rank_state(self) -> dict[str, Any]:
+        """What this rank alone holds, in plain types."""
+
+    def load(self, subgroup: dict[str, Any], rank: dict[str, Any] | None) -> None:
+        """Take up saved state; ``rank`` is None when the world has changed since."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """Plain all-reduce of the gradient, weighted by samples.
+
+    ``clip`` bounds the norm of the subgroup's mean gradient (None: no bound).
+    """
+
+    def start(
+        self, layout: ParameterLayout, exchange: Exchange, clip: float | None
+    ) -> "DenseState":
+        """The running part for one rank."""
+        return DenseState(exchange, clip)
+
+
+class DenseState:
+    """A running ``Dense``; it holds nothing that a checkpoint would need."""
+
+    def __init__(self, exchange: Exchange, clip: float | None) -> None:
+        self._exchange = exchange
+        self._clip = clip
+
+    def reduce(self, local: Local) -> Reduced:
+        """See ``InnerState``. A group of one rank leaves the gradient's bits alone."""
+        gradient, samples = local.gradient, local.samples
+        finite = _is_finite(gradient)
+        if not finite:
+            samples = 0.0
+        counts = [samples, float(not finite), float(local.out_of_data)]
+        sent_before = self._exchange.bytes_sent
+        if self._exchange.size > 1:
+            # The small counts go as float64, for exactness, and so in a message of their own.
+            totals = self._exchange.all_reduce(_float64(counts, gradient.device)).tolist()
+            gradient.mul_(samples / totals[0] if totals[0] else 0.0)
+            if not finite:
+                gradient.zero_()
+            self._exchange.all_reduce(gradient)
+        else:
+            totals = counts
+        if self._clip is not None and totals[0]:
+            clip_norm(gradient, self._clip)
+        return Reduced(
+            samples=totals[0],
+            not_finite=int(totals[1]),
+            out_of_data=int(totals[2]),
+            payload_bytes=self._exchange.bytes_sent - sent_before,
+        )
+
+    def end_block(self) -> None:
+        """Nothing is kept between steps."""
+
+    def subgroup_state(self) -> dict[str, Any]:
+        """Empty."""
+        return {}
+
+    def rank_state(self) -> dict[str, Any]:
+        """Empty."""
+        return {}
+
+    def load(self, subgroup: dict[str, Any], rank: dict[str, Any] | None) -> None:
+        """Nothing to take up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GTC:
+    """Gradient Threshold Compression inside a subgroup (Strom 2015; see ``codec``).
+
+    ``threshold`` picks tau; ``max_quanta`` is the largest multiple of tau that an element sends
+    in one step; ``residual`` says what a block's end does with the unsent rest (keeping it is
+    the default: a reset throws away nearly all of a slow drift).
+
+    A worker without a batch sends an empty message, and its residual waits: nothing of it fires.
+    ``clip`` bounds each worker's contribution to the mean, ``g / S``, at ``clip / sqrt(S)``, as
+    Deep Gradient Compression does: S independent contributions of that norm make a mean of norm
+    ``clip``, the bound that Dense puts on the mean itself.
+    """
+
+    threshold: Threshold = TargetDensity()
+    max_quanta: int = 1
+    residual: str = "keep"
+
+    def __post_init__(self) -> None:
+        if self.max_quanta < 1:
+            raise ValueError(f"max_quanta={self.max_quanta}: at least 1")
+        if self.residual not in ("keep", "reset"):
+            raise ValueError(f"residual={self.residual!r}: 'keep' or 'reset'")
+
+    def start(self, layout: ParameterLayout, exchange: Exchange, clip: float | None) -> "GTCState":
+        """The running part for one rank. ValueError for a model too large for 32-bit entries."""
+        return GTCState(self, layout, exchange, clip)
+
+
+# Moves the first element to be sent by a prime from step to step, past every parameter in turn.
+ROTATION = 1_000_003
+
+
+class GTCState:
+    """A running ``GTC``: the residual, the taus, and the capacity of the next message."""
+
+    MIN_CAPACITY = 256
+    # Counts vary from step to step; what does not fit is not lost, only later.
+    CAPACITY_MARGIN = 1.25
+
+    def __init__(
+        self, settings: GTC, layout: ParameterLayout, exchange: Exchange, clip: float | None
+    ) -> None:
+        if layout.total > codec.MAX_ELEMENTS:
+            raise ValueError(
+                f"{layout.total} parameters: GTC's 32-bit entries reach {codec.MAX_ELEMENTS}"
+            )
+        self._settings = settings
+        self._layout = layout
+        self._exchange = exchange
+        self._clip = None if clip is None else clip * math.sqrt(exchange.size)
+        self._residual: Tensor | None = None  # made on the gradient's device at the first step
+        self._taus: Tensor | None = None  # (parameters,) float32 on the CPU
+        self._reference = 0.0  # n_ref: samples a worker's batch held when training began
+        self._capacity = 0
+
+    def reduce(self, local: Local) -> Reduced:
+        """See ``InnerState``."""
+        gradient, layout = local.gradient, self._layout
+        finite = _is_finite(gradient)
+        samples = local.samples if finite else 0.0
+        if finite and self._clip is not None:
+            clip_norm(gradient, self._clip)
+        if self._taus is None:
+            self._agree_on_start(gradient, samples)
+        if self._residual is None:
+            self._residual = torch.zeros_like(gradient)
+        taus, residual = self._require_taus(), self._residual
+
+        positions, quanta, wanted = self._select(gradient, residual, samples, taus)
+        start = local.step * ROTATION % layout.total
+        positions, quanta = codec.limit(positions, quanta, self._capacity, start)
+        codec.subtract(residual, positions, quanta, self._tau_by_position(positions, taus))
+        entries = codec.to_entries(positions, quanta)
+
+        flags = (0 if finite else message.NOT_FINITE) | (
+            message.OUT_OF_DATA if local.out_of_data else 0
+        )
+        packed = message.pack(
+            local.step,
+            layout.fingerprint,
+            taus,
+            flags,
+            samples,
+            wanted,
+            entries.cpu(),
+            self._capacity,
+        )
+        gathered = self._exchange.all_gather(packed.to(gradient.device))
+        received = message.unpack(
+            gathered, len(layout.names), self._exchange.ranks, self._exchange.index
+        )
+
+        counts = codec.count(received.entries, layout.total)
+        scale = self._reference / received.samples if received.samples else 0.0
+        gradient.copy_(codec.scale_counts(counts, layout.sizes, taus.double() * scale))
+        report = Reduced(
+            samples=received.samples,
+            not_finite=received.not_finite,
+            out_of_data=received.out_of_data,
+            payload_bytes=(self._exchange.size - 1)
+            * packed.element_size()
+            * (packed.numel() - self._capacity + entries.numel()),
+            density=received.entries.numel() / (layout.total * self._exchange.size),
+            residual_norm=float(residual.norm()),
+            residual_ratio=max(
+                float(part.abs().max() / tau)
+                for part, tau in zip(layout.split(residual), taus, strict=True)
+            ),
+            overflow=int(wanted.sum()) - entries.numel(),
+        )
+        self._adapt(received, taus, local.step)
+        return report
+
+    def end_block(self) -> None:
+        """Drop the residual, if the settings say so."""
+        if self._settings.residual == "reset" and self._residual is not None:
+            self._residual.zero_()
+
+    def subgroup_state(self) -> dict[str, Any]:
+        """Taus by parameter name, reference samples, capacity."""
+        taus = (
+            {}
+            if self._taus is None
+            else dict(zip(self._layout.names, self._taus.tolist(), strict=True))
+        )
+        return {"taus": taus, "reference": self._reference, "capacity": self._capacity}
+
+    def rank_state(self) -> dict[str, Any]:
+        """The residual by parameter name."""
+        return {"residual": {} if self._residual is None else self._layout.to_named(self._residual)}
+
+    def load(self, subgroup: dict[str, Any], rank: dict[str, Any] | None) -> None:
+        """See ``InnerState``; without a rank part the residual starts empty."""
+        names, taus = self._layout.names, subgroup["taus"]
+        self._taus = torch.tensor([taus[name] for name in names]) if taus else None
+        self._reference = subgroup["reference"]
+        self._capacity = subgroup["capacity"]
+        self._residual = None
+        if rank is not None and rank["residual"]:
+            device = next(iter(rank["residual"].values())).device
+            self._residual = self._layout.from_named(
+                rank["residual"], torch.empty(self._layout.total, device=device)
+            )
+
+    def _agree_on_start(self, gradient: Tensor, samples: float) -> None:
+        """First taus (their geometric mean over workers) and the reference sample count."""
+        parameters = len(self._layout.names)
+        proposal = torch.zeros(parameters + 2, dtype=torch.float64)
+        if samples > 0:
+            taus = self._settings.threshold.initial(self._layout.split(gradient))
+            proposal[:parameters] = taus.double().log()
+            proposal[parameters], proposal[parameters + 1] = samples, 1.0
+        total = self._exchange.all_reduce(proposal.to(gradient.device)).cpu()
+        workers = float(total[-1])
+        if workers == 0:  # nobody has data yet: an empty message now, and we ask again
+            return
+        self._taus = (total[:parameters] / workers).exp().float()
+        self._reference = float(total[parameters]) / workers
+        target = self._settings.threshold.target_density(0)
+        self._capacity = self._capacity_for(int((target or 0.01) * self._layout.total))
+
+    def _require_taus(self) -> Tensor:
+        return torch.ones(len(self._layout.names)) if self._taus is None else self._taus
+
+    def _select(
+        self, gradient: Tensor, residual: Tensor, samples: float, taus: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the gradient to the residual; positions, quanta, and quanta wanted a parameter."""
+        wanted = torch.zeros(len(self._layout.names), dtype=torch.int32)
+        if samples == 0:
+            nothing = torch.zeros(0, dtype=torch.int64, device=residual.device)
+            return nothing, nothing.to(torch.int32), wanted
+        residual.add_(gradient, alpha=samples / self._reference)
+        positions, quanta, offset = [], [], 0
+        for i, part in enumerate(self._layout.split(residual)):
+            where, what = codec.quantise(part, float(taus[i]), self._settings.max_quanta)
+            positions.append(where + offset)
+            quanta.append(what)
+            wanted[i] = int(what.abs().sum())
+            offset += part.numel()
+        return torch.cat(positions), torch.cat(quanta), wanted
+
+    def _tau_by_position(self, positions: Tensor, taus: Tensor) -> Tensor:
+        ends = torch.tensor(self._layout.sizes).cumsum(0).to(positions.device)
+        return taus.to(positions.device)[torch.searchsorted(ends, positions, right=True)]
+
+    def _adapt(self, received: message.Received, taus: Tensor, step: int) -> None:
+        """The next step's taus and capacity, from counts that all ranks have gathered."""
+        if received.active == 0:
+            return
+        wanted = received.wanted.cpu()
+        sizes = torch.tensor(self._layout.sizes)
+        density = wanted.sum(dim=0).double() / (sizes * received.active)
+        self._taus = self._settings.threshold.update(taus, density, step)
+        self._capacity = self._capacity_for(int(wanted.sum(dim=1).max()))
+
+    def _capacity_for(self, quanta: int) -> int:
+        roomy = max(self.MIN_CAPACITY, math.ceil(quanta * self.CAPACITY_MARGIN))
+        return min(roomy, self._layout.total * self._settings.max_quanta)
+
+
+def clip_norm(gradient: Tensor, bound: float) -> None:
+    """Scale a gradient ``(P,)`` down to norm ``bound`` if it is longer, in place."""
+    norm = float(gradient.norm())
+    if norm > bound:
+        gradient.mul_(bound / norm)
+
+
+def _is_finite(gradient: Tensor) -> bool:
+    return math.isfinite(float(gradient.sum())) or bool(gradient.isfinite().all())
+
+
+def _float64(values: list[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)

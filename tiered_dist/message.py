@@ -1,0 +1,95 @@
+"""The tier-1 message: a header, the counts a tensor wanted to send, and the entries.
+
+One int32 tensor of a size that all ranks of the subgroup know before they send, so that a step
+takes one collective and no message is ever empty.
+
+    word   0        1        2     3            4        5      6        7-8
+           magic    version  step  fingerprint  tau CRC  flags  entries  samples (float64)
+    then   one word a parameter: quanta it wanted to send, before the capacity cut any
+    then   `capacity` words of entries, of which the first `entries` count
+"""
+
+import dataclasses
+import zlib
+
+import torch
+from torch import Tensor
+
+from tiered_dist.exchange import ExchangeError
+
+MAGIC = 0x47544331  # "GTC1"
+VERSION = 1
+HEADER_WORDS = 9
+NOT_FINITE = 1  # this worker's gradient had a NaN or an infinity, and was left out
+OUT_OF_DATA = 2  # this worker will bring no more batches
+_CHECKED = {0: "magic number", 1: "format version", 2: "step", 3: "parameters", 4: "thresholds"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Received:
+    """All workers' messages of one step.
+
+    ``entries`` are everybody's, ``wanted`` ``(S, parameters)`` the quanta before the capacity
+    cut, ``samples`` their sum. ``active`` (with samples), ``not_finite`` and ``out_of_data``
+    count workers.
+    """
+
+    entries: Tensor
+    wanted: Tensor
+    samples: float
+    active: int
+    not_finite: int
+    out_of_data: int
+
+
+def pack(
+    step: int,
+    fingerprint: int,
+    taus: Tensor,
+    flags: int,
+    samples: float,
+    wanted: Tensor,
+    entries: Tensor,
+    capacity: int,
+) -> Tensor:
+    """Build the message, ``(HEADER_WORDS + parameters + capacity,)`` int32."""
+    parameters = wanted.numel()
+    message = torch.zeros(HEADER_WORDS + parameters + capacity, dtype=torch.int32)
+    head = [MAGIC, VERSION, step & 0x7FFFFFFF, fingerprint, _crc(taus), flags, entries.numel()]
+    message[: len(head)] = torch.tensor(head, dtype=torch.int32)
+    message[7:9] = torch.tensor([samples], dtype=torch.float64).view(torch.int32)
+    message[HEADER_WORDS : HEADER_WORDS + parameters] = wanted
+    body = HEADER_WORDS + parameters
+    message[body : body + entries.numel()] = entries
+    return message
+
+
+def unpack(messages: Tensor, parameters: int, ranks: tuple[int, ...], index: int) -> Received:
+    """Check and open the gathered messages ``(S, words)``; ``index`` is this worker's row.
+
+    ExchangeError names the rank whose header disagrees with ours, the field and both values.
+    """
+    headers = messages[:, :HEADER_WORDS].tolist()
+    for word, what in _CHECKED.items():
+        for rank, header in zip(ranks, headers, strict=True):
+            if header[word] != headers[index][word]:
+                raise ExchangeError(
+                    f"rank {rank} is at odds with rank {ranks[index]}: {what} {header[word]} "
+                    f"against {headers[index][word]}; they do not train the same model in step"
+                )
+    samples = messages[:, 7:9].contiguous().view(torch.float64)
+    flags = [header[5] for header in headers]
+    body = HEADER_WORDS + parameters
+    entries = [row[body : body + header[6]] for row, header in zip(messages, headers, strict=True)]
+    return Received(
+        entries=torch.cat(entries),
+        wanted=messages[:, HEADER_WORDS:body],
+        samples=float(samples.sum()),
+        active=int((samples > 0).sum()),
+        not_finite=sum(bool(flag & NOT_FINITE) for flag in flags),
+        out_of_data=sum(bool(flag & OUT_OF_DATA) for flag in flags),
+    )
+
+
+def _crc(taus: Tensor) -> int:
+    return zlib.crc32(taus.cpu().numpy().tobytes()) & 0x7FFFFFFF

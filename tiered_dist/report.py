@@ -1,0 +1,40 @@
+"""What one call of ``TieredTrainer.step`` did."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockReport:
+    """The end of a block. ``samples`` are those of all subgroups in the block; ``spread`` is the
+    subgroups' root mean square distance from their mean, over the length of the mean move."""
+
+    block: int
+    samples: float
+    spread: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """One step of one rank.
+
+    ``stepped`` is False when no rank of the subgroup brought a finite gradient, so that the
+    optimizer took no step. ``samples`` are the subgroup's; ``not_finite`` counts its ranks whose
+    gradient was left out. Bytes are what this rank sent in this step: ``inner_payload`` what the
+    entries and headers needed, ``inner_wire`` what went out (a message has its capacity's size),
+    ``outer_wire`` all of tier 2. ``density`` (sent quanta an element and worker),
+    ``residual_norm``, ``residual_ratio`` (largest ``|r| / tau``) and ``overflow`` (quanta that
+    did not fit the message) are GTC's; None or 0 otherwise. ``block`` is set when a block ended.
+    """
+
+    step: int
+    stepped: bool
+    samples: float
+    not_finite: int
+    inner_payload_bytes: int
+    inner_wire_bytes: int
+    outer_wire_bytes: int
+    density: float | None
+    residual_norm: float | None
+    residual_ratio: float | None
+    overflow: int
+    block: BlockReport | None

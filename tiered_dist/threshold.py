@@ -1,0 +1,100 @@
+"""Choosing tau: what part of a gradient passes the threshold.
+
+The controllers see counts that every rank of the subgroup has gathered, so all of them arrive at
+the same tau without another message.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Threshold(Protocol):
+    """What picks tau, one a parameter."""
+
+    def target_density(self, step: int) -> float | None:
+        """Quanta an element to aim at in ``step``; None if the threshold does not aim."""
+
+    def initial(self, gradients: Sequence[Tensor]) -> Tensor:
+        """This worker's proposal from its first gradients: ``(parameters,)`` float32."""
+
+    def update(self, taus: Tensor, density: Tensor, step: int) -> Tensor:
+        """The next step's taus, from the density each parameter wanted to send at."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedThreshold:
+    """Strom's: one tau for all parameters, for ever. Needs to know the gradients' scale."""
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau={self.tau}: must be positive")
+
+    def target_density(self, step: int) -> float | None:
+        """None: a fixed threshold sends what passes it."""
+        return None
+
+    def initial(self, gradients: Sequence[Tensor]) -> Tensor:
+        """``tau`` for every parameter."""
+        return torch.full((len(gradients),), self.tau)
+
+    def update(self, taus: Tensor, density: Tensor, step: int) -> Tensor:
+        """``taus`` as they are."""
+        return taus
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetDensity:
+    """A tau a parameter that follows a target density (sent quanta an element).
+
+    The target falls from ``start`` to ``end`` geometrically over ``ramp_steps``, as Deep Gradient
+    Compression's warm-up does, since a model that has just begun cannot wait 1/density steps for
+    a coordinate. Each step multiplies tau by ``(seen / target) ** gain``: a residual answers late
+    to a new tau, so a gain near 1 would oscillate.
+    """
+
+    end: float = 0.01
+    start: float = 0.25
+    ramp_steps: int = 0
+    gain: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.end <= self.start <= 1:
+            raise ValueError(
+                f"density from start={self.start} to end={self.end}: 0 < end <= start <= 1"
+            )
+        if self.ramp_steps < 0 or not 0 < self.gain <= 1:
+            raise ValueError(f"ramp_steps={self.ramp_steps}, gain={self.gain}: out of range")
+
+    def target_density(self, step: int) -> float:
+        """The density aimed at in ``step``."""
+        done = min(1.0, step / self.ramp_steps) if self.ramp_steps else 1.0
+        return self.start * (self.end / self.start) ** done
+
+    def initial(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The magnitude that the first target's share of each gradient exceeds.
+
+        A parameter without any gradient yet borrows a thousandth of the largest tau.
+        """
+        share = self.target_density(0)
+        taus = torch.stack([_exceeded_by(gradient, share) for gradient in gradients])
+        floor = max(float(taus.max()) * 1e-3, torch.finfo(torch.float32).tiny)
+        return taus.clamp(min=floor).cpu()
+
+    def update(self, taus: Tensor, density: Tensor, step: int) -> Tensor:
+        """Taus moved toward the target, at most a factor of ``4 ** gain`` a step."""
+        excess = (density / self.target_density(step)).clamp(0.25, 4.0)
+        return (taus.double() * excess.double() ** self.gain).float()
+
+
+def _exceeded_by(gradient: Tensor, share: float) -> Tensor:
+    """The magnitude that ``share`` of the elements reach."""
+    magnitude = gradient.abs().flatten()
+    kept = max(1, math.ceil(share * magnitude.numel()))
+    return magnitude.kthvalue(magnitude.numel() - kept + 1).values

@@ -1,0 +1,150 @@
+"""Which rank belongs to which subgroup: the only owner of process groups."""
+
+import dataclasses
+import datetime
+import os
+import socket
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from tiered_dist.exchange import Exchange
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+
+
+def init_process_group(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None:
+    """Join the world that the launcher's environment describes; without one, stay alone.
+
+    Under ``python -m tiered_dist.launch`` the ranks meet through a file store, under torchrun by
+    its own rendezvous. The back-end is NCCL where this rank has a GPU of its own, else gloo.
+    """
+    if "RANK" not in os.environ or dist.is_initialized():
+        return
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    backend = "gloo"
+    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
+        backend = "nccl"
+    store_path = os.environ.get("TIERED_DIST_STORE")
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(store_path, world_size) if store_path else None,
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_seconds),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The world cut into subgroups, and this rank's three exchanges.
+
+    ``subgroups`` lists the global ranks of each. ``inner`` joins this rank's subgroup. ``outer``
+    joins the ranks with the same place in every subgroup, so that place j can reduce shard j of
+    the model across subgroups; where subgroups are of unequal size, the places beyond the
+    smallest one have no ``outer``. ``world`` joins all ranks.
+    """
+
+    rank: int
+    subgroups: tuple[tuple[int, ...], ...]
+    inner: Exchange
+    outer: Exchange | None
+    world: Exchange
+
+    @classmethod
+    def build(
+        cls,
+        subgroups: str | int | Sequence[Sequence[int]] = "host",
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> "Topology":
+        """Make the groups: ``"host"`` (one subgroup a host), a subgroup's size, or rank lists.
+
+        Every rank makes every group in the same order, as torch.distributed demands. Without an
+        initialised process group the world is this one process. Raises ValueError when the
+        subgroups do not cover every rank exactly once.
+        """
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        world = Exchange(range(world_size), rank, _world_group() if world_size > 1 else None)
+        cut = _cut(subgroups, world)
+        timeout = datetime.timedelta(seconds=timeout_seconds)
+        inner = _make_groups(cut, rank, timeout)
+        assert inner is not None  # the subgroups cover every rank
+        outer = _make_groups(_columns(cut), rank, timeout)
+        return cls(rank, cut, inner, outer, world)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, N."""
+        return self.world.size
+
+    @property
+    def subgroup(self) -> int:
+        """Index of this rank's subgroup."""
+        return self.subgroups.index(self.inner.ranks)
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts tier 2 cuts the model: the smallest subgroup's size."""
+        return min(len(ranks) for ranks in self.subgroups)
+
+    def describe(self) -> str:
+        """One line a subgroup, for logs."""
+        lines = [f"{self.world_size} ranks in {len(self.subgroups)} subgroups"]
+        lines += [f"  subgroup {i}: ranks {list(r)}" for i, r in enumerate(self.subgroups)]
+        return "\n".join(lines)
+
+
+def _world_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _cut(
+    subgroups: str | int | Sequence[Sequence[int]], world: Exchange
+) -> tuple[tuple[int, ...], ...]:
+    if subgroups == "host":
+        hosts = world.gather_objects(socket.gethostname())
+        cut = [[r for r, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
+    elif isinstance(subgroups, str):
+        raise ValueError(f"subgroups={subgroups!r}: 'host', a size, or lists of ranks")
+    elif isinstance(subgroups, int):
+        if subgroups < 1 or world.size % subgroups:
+            raise ValueError(
+                f"subgroups={subgroups}: {world.size} ranks cannot be cut into subgroups of this "
+                f"size; choose a divisor, or give explicit lists of ranks"
+            )
+        cut = [list(range(i, i + subgroups)) for i in range(0, world.size, subgroups)]
+    else:
+        cut = [list(ranks) for ranks in subgroups]
+    if sorted(rank for ranks in cut for rank in ranks) != list(range(world.size)) or [] in cut:
+        raise ValueError(
+            f"subgroups={cut}: every rank from 0 to {world.size - 1} must be in exactly one"
+        )
+    return tuple(tuple(ranks) for ranks in cut)
+
+
+def _columns(cut: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Ranks with the same place in each subgroup: as many columns as the smallest one has."""
+    return tuple(zip(*cut, strict=False))
+
+
+def _new_group(ranks: Sequence[int], timeout: datetime.timedelta) -> dist.ProcessGroup | None:
+    """None on the ranks that are not in it."""
+    group = dist.new_group(list(ranks), timeout=timeout)
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _make_groups(
+    cut: tuple[tuple[int, ...], ...], rank: int, timeout: datetime.timedelta
+) -> Exchange | None:
+    mine = None
+    for ranks in cut:
+        group = _new_group(ranks, timeout) if len(ranks) > 1 else None
+        if rank in ranks:
+            mine = Exchange(ranks, rank, group)
+    return mine

@@ -1,0 +1,293 @@
+"""The two-tier trainer: what stands between ``backward()`` and the next batch."""
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tiered_dist.exchange import Exchange, ExchangeError
+from tiered_dist.inner import InnerState, Local
+from tiered_dist.layout import ParameterLayout, trainable, write_parameters
+from tiered_dist.outer import BMUF, mean_move
+from tiered_dist.report import BlockReport, StepReport
+from tiered_dist.topology import Topology
+
+FORMAT_VERSION = 1
+Batch = TypeVar("Batch")
+log = logging.getLogger("tiered_dist")
+
+
+class Inner(Protocol):
+    """Settings of a tier 1: ``Dense()`` or ``GTC(...)``."""
+
+    def start(self, layout: ParameterLayout, exchange: Exchange, clip: float | None) -> InnerState:
+        """The running part for one rank."""
+
+
+class TieredTrainer:
+    """Data-parallel training in two tiers, one call a step.
+
+    Every rank makes one with the same model architecture, optimizer type and settings; rank 0's
+    parameters and buffers are copied to all. ``inner`` exchanges gradients inside this rank's
+    subgroup every step; ``outer`` combines the subgroups' models every block (None: one subgroup
+    only). ``clip`` bounds the gradient's norm by the rule of the inner tier.
+
+    Do not call ``optimizer.step`` or ``zero_grad``; ``step`` does. Learning-rate schedulers are
+    the caller's: step them once after every ``step``, whatever it reports.
+
+    Raises ValueError when the settings do not fit together, ExchangeError when ranks disagree
+    about them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        topology: Topology,
+        inner: Inner,
+        outer: BMUF | None = None,
+        clip: float | None = None,
+    ) -> None:
+        if outer is None and len(topology.subgroups) > 1:
+            raise ValueError(
+                f"outer=None with {len(topology.subgroups)} subgroups: their models would never "
+                "meet; give an outer tier, or one subgroup of all ranks"
+            )
+        self.model, self.optimizer, self.topology = model, optimizer, topology
+        self._layout = ParameterLayout.of(model)
+        self._parameters = list(trainable(model).values())
+        self._check_optimizer()
+        self._check_agreement((repr(inner), repr(outer), clip, type(optimizer).__name__))
+        for tensor in [*self._parameters, *model.buffers()]:
+            topology.world.broadcast(tensor.data)
+        self._gradient = self._flat([None] * len(self._parameters))
+        self._outer = outer
+        self._filter = (
+            None if outer is None else outer.start_filter(self._flat(self._parameters), self.groups)
+        )
+        self._inner = inner.start(self._layout, topology.inner, clip)
+        self.steps = 0
+        self.blocks = 0
+        self._block_start = 0  # the step at which the running block began
+        self._block_samples = 0.0
+        self._out_of_data = False
+        self._without_batch = False
+        self._everyone_out = False
+
+    @property
+    def groups(self) -> int:
+        """Number of subgroups, G."""
+        return len(self.topology.subgroups)
+
+    @property
+    def at_block_start(self) -> bool:
+        """Whether all subgroups' models are equal now; without an outer tier they always are."""
+        return self._filter is None or self.steps == self._block_start
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch | None]:
+        """This rank's batches, then None until every rank is out of them.
+
+        A rank with less data must go on calling ``step``, or the others would wait for it; for a
+        None batch ``step`` counts no samples whatever it is told. A loader may yield None itself
+        where this rank sits a step out. With an outer tier, the end is agreed at a block's end.
+        """
+        iterator = iter(loader)
+        self._out_of_data = self._everyone_out = False
+        while not self._everyone_out:
+            batch = None
+            if not self._out_of_data:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    self._out_of_data = True
+                    if self.topology.world_size == 1:
+                        break
+            self._without_batch = batch is None
+            yield batch
+        self._without_batch = False
+
+    def step(self, samples: float = 1.0) -> StepReport:
+        """Exchange, optimizer step, and at a block's end the filter; a collective of all ranks.
+
+        Call it after ``backward()``. The gradients must be means over this rank's ``samples``
+        (say, frames), by which ranks and subgroups are weighted. A rank whose gradient has a NaN
+        or an infinity is left out of the step, and reported. ExchangeError when a rank died,
+        hung beyond the timeout, or is at another step.
+        """
+        if samples < 0:
+            raise ValueError(f"samples={samples}: cannot be negative")
+        if self._without_batch:
+            samples = 0.0
+        try:
+            return self._step(float(samples))
+        except ExchangeError as error:
+            raise ExchangeError(f"step {self.steps}: {error}") from error
+
+    def finish(self) -> BlockReport | None:
+        """Filter the last, partial block, if there is one; a collective of all ranks."""
+        if self._filter is None or self.at_block_start:
+            return None
+        return self._end_block(has_data=False)
+
+    def model_for_eval(self) -> nn.Module:
+        """A copy of the model in eval mode, with the parameters to evaluate, average and export.
+
+        With an outer tier these are W of the last block's end, neither the subgroup's own model
+        nor the point from which Nesterov's next block starts.
+        """
+        model = copy.deepcopy(self.model).eval()
+        if self._filter is not None:
+            write_parameters(model, self._layout, self._filter.model)
+        return model
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """All state in plain types, in the parts that have to be kept once, G and N times.
+
+        ``shared`` is the same on all ranks, ``subgroup`` on the ranks of a subgroup, ``rank`` is
+        this rank's own. Nothing is changed by it, and no other rank need call it.
+        """
+        shared: dict[str, Any] = {
+            "format_version": FORMAT_VERSION,
+            "subgroups": [list(ranks) for ranks in self.topology.subgroups],
+            "steps": self.steps,
+            "blocks": self.blocks,
+            "block_start": self._block_start,
+        }
+        if self._filter is not None:
+            shared["filter_model"] = self._layout.to_named(self._filter.model)
+            shared["filter_update"] = self._layout.to_named(self._filter.update)
+        subgroup = {
+            "subgroup": self.topology.subgroup,
+            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "block_samples": self._block_samples,
+            "inner": self._inner.subgroup_state(),
+        }
+        rank = {"rank": self.topology.rank, "inner": self._inner.rank_state()}
+        return {"shared": shared, "subgroup": subgroup, "rank": rank}
+
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
+        """Take up what ``state_dict`` gave to this rank; training goes on bit for bit.
+
+        When the world or its subgroups have changed since, the shared part and any subgroup's
+        part serve: the unfinished block and the residuals are dropped, and the log says so.
+        ValueError for another rank's state or another format.
+        """
+        shared, subgroup = state["shared"], state["subgroup"]
+        if shared["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"state of format {shared['format_version']}, not {FORMAT_VERSION}")
+        same_world = shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups]
+        if same_world:
+            self._check_owner(state)
+        self.model.load_state_dict(subgroup["model"])
+        self.optimizer.load_state_dict(subgroup["optimizer"])
+        self.steps, self.blocks = shared["steps"], shared["blocks"]
+        self._block_start = shared["block_start"] if same_world else self.steps
+        self._block_samples = subgroup["block_samples"] if same_world else 0.0
+        if self._filter is not None:
+            self._layout.from_named(shared["filter_model"], self._filter.model)
+            self._layout.from_named(shared["filter_update"], self._filter.update)
+        self._inner.load(subgroup["inner"], state["rank"]["inner"] if same_world else None)
+        if not same_world:
+            self._restart_block()
+            log.warning(
+                "resumed on subgroups %s, saved on %s: residuals and the unfinished block dropped",
+                [list(ranks) for ranks in self.topology.subgroups],
+                shared["subgroups"],
+            )
+
+    def _step(self, samples: float) -> StepReport:
+        inner_sent = self.topology.inner.bytes_sent
+        self._layout.flatten((p.grad for p in self._parameters), self._gradient)
+        reduced = self._inner.reduce(
+            Local(self._gradient, samples, self._out_of_data, step=self.steps)
+        )
+        inner_wire = self.topology.inner.bytes_sent - inner_sent
+        if reduced.samples > 0:
+            self._write_gradients()
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        self._block_samples += reduced.samples
+        subgroup_has_data = reduced.out_of_data < self.topology.inner.size
+        block, before = None, self._bytes_sent()
+        if self._outer is None:
+            self._everyone_out = not subgroup_has_data
+        elif self.steps - self._block_start == self._outer.block_steps:
+            block = self._end_block(subgroup_has_data)
+        return StepReport(
+            step=self.steps,
+            stepped=reduced.samples > 0,
+            samples=reduced.samples,
+            not_finite=reduced.not_finite,
+            inner_payload_bytes=reduced.payload_bytes,
+            inner_wire_bytes=inner_wire,
+            outer_wire_bytes=self._bytes_sent() - before,
+            density=reduced.density,
+            residual_norm=reduced.residual_norm,
+            residual_ratio=reduced.residual_ratio,
+            overflow=reduced.overflow,
+            block=block,
+        )
+
+    def _end_block(self, has_data: bool) -> BlockReport:
+        assert self._filter is not None and self._outer is not None
+        move = self._flat(self._parameters).sub_(self._filter.start_point())
+        mean = mean_move(self.topology, move, self._block_samples, has_data)
+        if mean.samples > 0:  # a block in which nobody had data is no block: D must not decay
+            self._filter.apply(mean.move)
+        self._everyone_out = mean.subgroups_with_data == 0
+        self.blocks += 1
+        self._restart_block()
+        self._inner.end_block()
+        if self._outer.inner_state == "reset":
+            self.optimizer.state.clear()
+        return BlockReport(self.blocks, mean.samples, mean.spread)
+
+    def _restart_block(self) -> None:
+        if self._filter is not None:
+            write_parameters(self.model, self._layout, self._filter.start_point())
+        self._block_start = self.steps
+        self._block_samples = 0.0
+
+    def _write_gradients(self) -> None:
+        views = self._layout.split(self._gradient)
+        for parameter, view in zip(self._parameters, views, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(view.view_as(parameter))
+
+    def _flat(self, tensors: Iterable[Tensor | None]) -> Tensor:
+        device = self._parameters[0].device
+        return self._layout.flatten(tensors, torch.empty(self._layout.total, device=device))
+
+    def _bytes_sent(self) -> int:
+        outer = self.topology.outer
+        return self.topology.inner.bytes_sent + (outer.bytes_sent if outer else 0)
+
+    def _check_optimizer(self) -> None:
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        missing = [n for n, p in trainable(self.model).items() if id(p) not in held]
+        if missing:
+            raise ValueError(f"the optimizer does not hold these parameters: {', '.join(missing)}")
+
+    def _check_agreement(self, settings: tuple[Any, ...]) -> None:
+        mine = (self._layout.names, self._layout.shapes, *settings)
+        for rank, theirs in enumerate(self.topology.world.gather_objects(mine)):
+            for ours, other in zip(mine, theirs, strict=True):
+                if ours != other:
+                    raise ExchangeError(
+                        f"rank {rank} was started with {other}, rank {self.topology.rank} with "
+                        f"{ours}: model and settings must be the same on every rank"
+                    )
+
+    def _check_owner(self, state: dict[str, dict[str, Any]]) -> None:
+        saved = (state["subgroup"]["subgroup"], state["rank"]["rank"])
+        if saved != (self.topology.subgroup, self.topology.rank):
+            raise ValueError(
+                f"state of subgroup {saved[0]}, rank {saved[1]} given to subgroup "
+                f"{self.topology.subgroup}, rank {self.topology.rank}"
+            )
