@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def main(words: list[str] | None = None) -> int:
         force=arguments.force,
         verify=arguments.verify,
     )
+    # Processes are what runs in parallel; read by torch when a verb's module imports it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     module = importlib.import_module(VERBS[arguments.verb][0])
     try:
         if not workspace.recipe.is_dir():

@@ -58,6 +58,22 @@ def read_json(path: Path) -> Any:
         ) from None
 
 
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read one JSON object a line; UserError names the file, and the line that is not JSON."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run the stage that writes it") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if line:
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise UserError(f"{path}:{number}: not valid JSON ({error})") from None
+    return rows
+
+
 def sha256(path: Path) -> str:
     """The file's SHA-256 as hexadecimal digits."""
     with open(path, "rb") as file:

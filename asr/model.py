@@ -1,6 +1,7 @@
 """The acoustic model: normalisation, frame stacking, a deep LSTM, and token log-probabilities."""
 
 import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,6 @@ def load_model(path: Path) -> tuple[AcousticModel, dict[str, Any]]:
         model.load_state_dict(state)
     except FileNotFoundError:
         raise UserError(f"{path}: no such model; train the system first") from None
-    except (KeyError, RuntimeError, TypeError, EOFError) as error:
+    except (KeyError, RuntimeError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
         raise UserError(f"{path}: not a model file that this version wrote ({error})") from None
     return model.eval(), saved["travels_with"]

@@ -72,10 +72,14 @@ class Workspace:
 
 @dataclasses.dataclass(frozen=True)
 class StageResult:
-    """What a stage did: ``counts`` for people, ``outputs`` (files) for the stages after it."""
+    """What a stage did: ``counts`` for people, ``outputs`` (files) for the stages after it.
+
+    What would not repeat, such as speeds, is ``measured``: no later stage reruns for its sake.
+    """
 
     counts: Mapping[str, Any]
     outputs: Sequence[Path]
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def run_stage(
@@ -112,7 +116,7 @@ def run_stage(
         **request,
         "counts": dict(result.counts),
         "outputs": {_name(path, directory): _describe(path) for path in result.outputs},
-        "wall_seconds": round(seconds, 3),
+        "measured": {**result.measured, "wall_seconds": round(seconds, 3)},
     }
     write_json(directory / MARKER, marker)
     (directory / STARTED).unlink()
@@ -156,6 +160,6 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _digest(marker: dict[str, Any]) -> str:
-    """Digest of what a marker says was done; wall time is left out, since it never repeats."""
-    lasting = {key: value for key, value in marker.items() if key != "wall_seconds"}
+    """Digest of what a marker says was done; what was measured is left out, as it never repeats."""
+    lasting = {key: value for key, value in marker.items() if key != "measured"}
     return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()

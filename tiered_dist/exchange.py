@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# torch 2.14 renamed it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class ExchangeError(RuntimeError):
     """A collective failed: a rank of the group died, hung beyond the timeout, or disagreed."""
@@ -46,7 +49,7 @@ class Exchange:
             return tensor.unsqueeze(0)
         gathered = tensor.new_empty(self.size * tensor.numel())
         with self._named("all-gather"):
-            dist.all_gather_into_tensor(gathered, tensor.flatten(), group=self._group)
+            _all_gather(gathered, tensor.flatten(), group=self._group)
         self.bytes_sent += (self.size - 1) * tensor.nbytes
         return gathered.view(self.size, *tensor.shape)
 

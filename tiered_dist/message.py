@@ -77,15 +77,15 @@ def unpack(messages: Tensor, parameters: int, ranks: tuple[int, ...], index: int
                     f"rank {rank} is at odds with rank {ranks[index]}: {what} {header[word]} "
                     f"against {headers[index][word]}; they do not train the same model in step"
                 )
-    samples = messages[:, 7:9].contiguous().view(torch.float64)
+    samples = [float(row[7:9].clone().view(torch.float64)) for row in messages]
     flags = [header[5] for header in headers]
     body = HEADER_WORDS + parameters
     entries = [row[body : body + header[6]] for row, header in zip(messages, headers, strict=True)]
     return Received(
         entries=torch.cat(entries),
         wanted=messages[:, HEADER_WORDS:body],
-        samples=float(samples.sum()),
-        active=int((samples > 0).sum()),
+        samples=sum(samples),
+        active=sum(count > 0 for count in samples),
         not_finite=sum(bool(flag & NOT_FINITE) for flag in flags),
         out_of_data=sum(bool(flag & OUT_OF_DATA) for flag in flags),
     )

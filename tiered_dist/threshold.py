@@ -55,22 +55,29 @@ class TargetDensity:
 
     The target falls from ``start`` to ``end`` geometrically over ``ramp_steps``, as Deep Gradient
     Compression's warm-up does, since a model that has just begun cannot wait 1/density steps for
-    a coordinate. Each step multiplies tau by ``(seen / target) ** gain``: a residual answers late
-    to a new tau, so a gain near 1 would oscillate.
+    a coordinate. Tau answers in two ways: each step multiplies it by ``(seen / target) ** gain``,
+    and while the target falls it rises ahead of what will be seen.
     """
 
     end: float = 0.01
     start: float = 0.25
     ramp_steps: int = 0
-    gain: float = 0.1
+
+    # A residual answers a new tau only after some 1/density steps: a gain that is not small
+    # against the density swings for ever (measured: at density 0.01, a gain of 0.1 gives a mean
+    # of 0.012 with peaks of 0.03 where gradients drift; 0.02 settles).
+    GAIN_OVER_DENSITY = 2.0
+    MAX_GAIN = 0.1
+    # Density falls with tau ** -2 where gradients are noise, with tau ** -1 where they drift.
+    TAU_OVER_DENSITY_EXPONENT = 0.6
 
     def __post_init__(self) -> None:
         if not 0 < self.end <= self.start <= 1:
             raise ValueError(
                 f"density from start={self.start} to end={self.end}: 0 < end <= start <= 1"
             )
-        if self.ramp_steps < 0 or not 0 < self.gain <= 1:
-            raise ValueError(f"ramp_steps={self.ramp_steps}, gain={self.gain}: out of range")
+        if self.ramp_steps < 0:
+            raise ValueError(f"ramp_steps={self.ramp_steps}: cannot be negative")
 
     def target_density(self, step: int) -> float:
         """The density aimed at in ``step``."""
@@ -80,17 +87,20 @@ class TargetDensity:
     def initial(self, gradients: Sequence[Tensor]) -> Tensor:
         """The magnitude that the first target's share of each gradient exceeds.
 
-        A parameter without any gradient yet borrows a thousandth of the largest tau.
+        A parameter without any gradient yet borrows the largest tau.
         """
         share = self.target_density(0)
-        taus = torch.stack([_exceeded_by(gradient, share) for gradient in gradients])
-        floor = max(float(taus.max()) * 1e-3, torch.finfo(torch.float32).tiny)
-        return taus.clamp(min=floor).cpu()
+        taus = torch.stack([_exceeded_by(gradient, share) for gradient in gradients]).cpu()
+        largest = taus.max() if taus.max() > 0 else torch.ones(())
+        return taus.where(taus > 0, largest)
 
     def update(self, taus: Tensor, density: Tensor, step: int) -> Tensor:
-        """Taus moved toward the target, at most a factor of ``4 ** gain`` a step."""
-        excess = (density / self.target_density(step)).clamp(0.25, 4.0)
-        return (taus.double() * excess.double() ** self.gain).float()
+        """Taus moved toward the target, never by more than the controller's gain allows."""
+        target, following = self.target_density(step), self.target_density(step + 1)
+        excess = (density.double() / target).clamp(0.25, 4.0)
+        gain = min(self.MAX_GAIN, self.GAIN_OVER_DENSITY * target)
+        ahead = (target / following) ** self.TAU_OVER_DENSITY_EXPONENT
+        return (taus.double() * excess**gain * ahead).float()
 
 
 def _exceeded_by(gradient: Tensor, share: float) -> Tensor:

@@ -120,7 +120,7 @@ def _cut(
             )
         cut = [list(range(i, i + subgroups)) for i in range(0, world.size, subgroups)]
     else:
-        cut = [list(ranks) for ranks in subgroups]
+        cut = [sorted(ranks) for ranks in subgroups]  # torch's groups keep ranks in this order
     if sorted(rank for ranks in cut for rank in ranks) != list(range(world.size)) or [] in cut:
         raise ValueError(
             f"subgroups={cut}: every rank from 0 to {world.size - 1} must be in exactly one"
@@ -130,7 +130,7 @@ def _cut(
 
 def _columns(cut: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Ranks with the same place in each subgroup: as many columns as the smallest one has."""
-    return tuple(zip(*cut, strict=False))
+    return tuple(tuple(sorted(column)) for column in zip(*cut, strict=False))
 
 
 def _new_group(ranks: Sequence[int], timeout: datetime.timedelta) -> dist.ProcessGroup | None:

@@ -121,10 +121,11 @@ class TieredTrainer:
             raise ValueError(f"samples={samples}: cannot be negative")
         if self._without_batch:
             samples = 0.0
+        step = self.steps
         try:
             return self._step(float(samples))
         except ExchangeError as error:
-            raise ExchangeError(f"step {self.steps}: {error}") from error
+            raise ExchangeError(f"step {step}: {error}") from error
 
     def finish(self) -> BlockReport | None:
         """Filter the last, partial block, if there is one; a collective of all ranks."""

@@ -1,0 +1,343 @@
+"""Stage 8: word error rates from hypotheses and references, joined by utterance id.
+
+What is counted, where the usual tools differ:
+
+- a missing hypothesis counts as the deletion of all its words, and is named;
+- an extra hypothesis is an error: it belongs to no reference;
+- an empty reference is legal: words inserted there count in the totals, and the utterance's own
+  error rate is null;
+- both sides pass through the same normaliser, which never maps words that a model does not know;
+  a hypothesis that it refuses keeps the refused words, which are then errors.
+
+``python -m asr.score REF HYP`` scores two files in Kaldi's ``text`` format.
+"""
+
+import argparse
+import dataclasses
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import numpy as np
+
+from asr.align import Alignment, ErrorCounts, align, aligned_lines
+from asr.errors import UserError
+from asr.files import read_id_text, read_jsonl, write_json, write_text
+from asr.stages import StageResult, Workspace, run_stage
+from asr.systems import finished_systems
+from asr.text import UnsafeText, normalise
+
+log = logging.getLogger("asr")
+
+
+@dataclasses.dataclass
+class ScoreConfig:
+    """``replicas`` and ``seed`` of the bootstrap; how many of the ``worst`` utterances to list."""
+
+    replicas: int = 10_000
+    seed: int = 0
+    worst: int = 10
+
+    def __post_init__(self) -> None:
+        if self.replicas < 100:
+            raise ValueError(f"replicas={self.replicas}: an interval takes 100 or more")
+        if self.worst < 0:
+            raise ValueError(f"worst={self.worst}: 0 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredUtterance:
+    """One utterance: its id, the alignment of its words, and the counts of that alignment."""
+
+    id: str
+    alignment: Alignment
+    counts: ErrorCounts
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Scored utterances, sorted bytewise by id, and the ids that have no hypothesis."""
+
+    utterances: list[ScoredUtterance]
+    missing: list[str]
+
+    @property
+    def total(self) -> ErrorCounts:
+        """Counts over all utterances."""
+        return sum((utterance.counts for utterance in self.utterances), ErrorCounts())
+
+    @property
+    def sentence_errors(self) -> int:
+        """How many utterances have at least one error."""
+        return sum(utterance.counts.errors > 0 for utterance in self.utterances)
+
+    def wer_line(self) -> str:
+        """Kaldi's line, ``%WER 7.31 [ 412 / 5636, 40 ins, 61 del, 311 sub ]``.
+
+        The rate is ``nan`` when there are no reference words.
+        """
+        total = self.total
+        rate = "nan" if total.rate is None else f"{100 * total.rate:.2f}"
+        return (
+            f"%WER {rate} [ {total.errors} / {total.words}, {total.insertions} ins, "
+            f"{total.deletions} del, {total.substitutions} sub ]"
+        )
+
+    def ser_line(self) -> str:
+        """Kaldi's line of sentence errors, ``%SER 33.33 [ 1 / 3 ]``."""
+        errors, utterances = self.sentence_errors, len(self.utterances)
+        return f"%SER {100 * errors / utterances:.2f} [ {errors} / {utterances} ]"
+
+    def worst(self, number: int) -> list[ScoredUtterance]:
+        """The ``number`` utterances with most errors; among equals, those with fewer words."""
+        wrong = [utterance for utterance in self.utterances if utterance.counts.errors]
+        wrong.sort(key=lambda item: (-item.counts.errors, item.counts.words, item.id))
+        return wrong[:number]
+
+
+def run(workspace: Workspace) -> None:
+    """Score every decoded system on every test set, one stage ``score/<system>`` each."""
+    config = workspace.config(ScoreConfig, "score")
+    test_sets = workspace.require("corpus")["counts"]["splits"]["tests"]
+    for system in finished_systems(workspace, "decode"):
+
+        def build(directory: Path, system: str = system) -> StageResult:
+            return _score_system(workspace, system, test_sets, config, directory)
+
+        run_stage(workspace, f"score/{system}", config, ["tokens", f"decode/{system}"], build)
+
+
+def score_files(reference: Path, hypothesis: Path) -> Score:
+    """Score two files in Kaldi's ``text`` format, normalising both.
+
+    UserError for a missing file, ids that occur twice, a reference without utterances, a
+    hypothesis without reference, or a reference that the normaliser rejects.
+    """
+    references, hypotheses = _read_references(reference), _read_hypotheses(hypothesis)
+    extra = sorted(hypotheses.keys() - references.keys(), key=str.encode)
+    if extra:
+        raise UserError(
+            f"{hypothesis}: no reference in {reference} for {len(extra)} of its utterances, the "
+            f"first is {extra[0]!r}; score each file against the references of its own test set"
+        )
+    score = score_texts(references, hypotheses)
+    if score.missing:
+        log.warning(
+            "%s: %d of %d utterances have no hypothesis; all their words count as deleted: %s",
+            hypothesis,
+            len(score.missing),
+            len(references),
+            " ".join(score.missing),
+        )
+    return score
+
+
+def score_texts(references: Mapping[str, str], hypotheses: Mapping[str, str]) -> Score:
+    """Align normalised texts by id, and check the totals against jiwer's."""
+    utterances = []
+    for name in sorted(references, key=str.encode):
+        alignment = align(references[name].split(), hypotheses.get(name, "").split())
+        utterances.append(ScoredUtterance(name, alignment, ErrorCounts.of(alignment)))
+    missing = sorted(references.keys() - hypotheses.keys(), key=str.encode)
+    score = Score(utterances, missing)
+    _check_with_jiwer(score, references, hypotheses)
+    return score
+
+
+def resampled_sums(counts: np.ndarray, replicas: int, seed: int) -> np.ndarray:
+    """Column sums of ``counts`` ``(U, C)`` over U rows drawn with replacement, ``(replicas, C)``.
+
+    Equal rows are drawn together, by multinomial counts, which has the same distribution and
+    costs replicas x distinct rows; the result does not depend on the order of the rows.
+    """
+    rows, occurrences = np.unique(counts, axis=0, return_counts=True)
+    generator = np.random.default_rng(seed)
+    shares = occurrences / occurrences.sum()
+    # In parts, so that memory stays small when most rows are distinct.
+    parts = [
+        generator.multinomial(len(counts), shares, size=min(500, replicas - start)) @ rows
+        for start in range(0, replicas, 500)
+    ]
+    return np.concatenate(parts)
+
+
+def write_alignments(path: Path, score: Score) -> None:
+    """Write each utterance's ref, hyp and op lines and its counts, as Kaldi's per_utt does."""
+    blocks = []
+    for utterance in score.utterances:
+        counts = utterance.counts
+        csid = (counts.hits, counts.substitutions, counts.insertions, counts.deletions)
+        lines = (*aligned_lines(utterance.alignment), " ".join(map(str, csid)))
+        blocks += [
+            f"{utterance.id} {label:<5} {line}".rstrip() + "\n"
+            for label, line in zip(("ref", "hyp", "op", "#csid"), lines, strict=True)
+        ]
+    write_text(path, "".join(blocks))
+
+
+def read_alignments(path: Path) -> Score:
+    """Read back what ``write_alignments`` wrote; which hypotheses were missing is not in it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.split() for line in file]
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run the score stage") from None
+    utterances = []
+    for ref, hyp, op, _ in zip(*[iter(lines)] * 4, strict=True):
+        alignment: Alignment = [
+            (None if letter == "I" else reference, None if letter == "D" else hypothesis)
+            for reference, hypothesis, letter in zip(ref[2:], hyp[2:], op[2:], strict=True)
+        ]
+        utterances.append(ScoredUtterance(ref[0], alignment, ErrorCounts.of(alignment)))
+    return Score(utterances, [])
+
+
+def _score_system(
+    workspace: Workspace,
+    system: str,
+    test_sets: Sequence[str],
+    config: ScoreConfig,
+    directory: Path,
+) -> StageResult:
+    outputs: list[Path] = []
+    counts = {}
+    for test_set in test_sets:
+        decoded = workspace.directory(f"decode/{system}") / test_set
+        score = score_files(decoded / "ref.txt", decoded / "hyp.txt")
+        listing = workspace.directory("tokens") / f"{test_set}.jsonl"
+        speakers = {row["id"]: row["speaker"] for row in read_jsonl(listing)}
+        files = [directory / test_set / name for name in ("wer.txt", "per_utt.txt", "wer.json")]
+        write_text(files[0], f"{score.wer_line()}\n{score.ser_line()}\n")
+        write_alignments(files[1], score)
+        write_json(files[2], _describe(score, speakers, config))
+        outputs += files
+        counts[test_set] = {**dataclasses.asdict(score.total), "missing": len(score.missing)}
+        log.info("%s on %s: %s", system, test_set, score.wer_line())
+    return StageResult(counts, outputs)
+
+
+def _describe(score: Score, speakers: Mapping[str, str], config: ScoreConfig) -> dict[str, Any]:
+    """The content of wer.json; rates are in per cent."""
+    by_speaker: dict[str, ErrorCounts] = defaultdict(ErrorCounts)
+    for utterance in score.utterances:
+        by_speaker[speakers[utterance.id]] += utterance.counts
+    return {
+        **_describe_counts(score.total),
+        "interval": _interval(score, config),
+        "utterances": len(score.utterances),
+        "sentence_errors": score.sentence_errors,
+        "empty_references": sum(item.counts.words == 0 for item in score.utterances),
+        "missing": score.missing,
+        "speakers": {name: _describe_counts(by_speaker[name]) for name in sorted(by_speaker)},
+        "worst": [_describe_utterance(item) for item in score.worst(config.worst)],
+    }
+
+
+def _describe_counts(counts: ErrorCounts) -> dict[str, Any]:
+    rate = None if counts.rate is None else round(100 * counts.rate, 4)
+    return {"wer": rate, "errors": counts.errors, **dataclasses.asdict(counts)}
+
+
+def _describe_utterance(utterance: ScoredUtterance) -> dict[str, Any]:
+    reference, hypothesis, operation = aligned_lines(utterance.alignment)
+    lines = {"ref": reference, "hyp": hypothesis, "op": operation}
+    return {"id": utterance.id, **_describe_counts(utterance.counts), **lines}
+
+
+def _interval(score: Score, config: ScoreConfig) -> dict[str, Any] | None:
+    """What other utterances of the same kind could have given; None without reference words.
+
+    Speakers, and the seeds of training, are taken as they are: both add to it in truth.
+    """
+    if not score.total.words:
+        return None
+    counts = np.array([(item.counts.errors, item.counts.words) for item in score.utterances])
+    errors, words = resampled_sums(counts, config.replicas, config.seed).T
+    rates = 100 * errors[words > 0] / words[words > 0]
+    low, high = np.percentile(rates, [2.5, 97.5])
+    return {
+        "kind": "95 % percentile bootstrap over utterances",
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
+        "replicas": config.replicas,
+        "seed": config.seed,
+    }
+
+
+def _read_references(path: Path) -> dict[str, str]:
+    references = {}
+    for name, text in read_id_text(path).items():
+        try:
+            references[name] = normalise(text)
+        except UnsafeText as error:
+            raise UserError(f"{path}: utterance {name!r}: {error}") from None
+    if not references:
+        raise UserError(f"{path}: no utterances; there is nothing to score")
+    return references
+
+
+def _read_hypotheses(path: Path) -> dict[str, str]:
+    """Hypotheses, normalised; what the normaliser refuses stays, and counts as an error.
+
+    A recogniser may say anything, and a word that no reference can hold is a wrong word.
+    """
+    hypotheses = {}
+    for name, text in read_id_text(path).items():
+        try:
+            hypotheses[name] = normalise(text)
+        except UnsafeText as error:
+            log.warning("%s: utterance %r, word kept as it is: %s", path, name, error)
+            hypotheses[name] = " ".join(map(_normalise_if_safe, text.split()))
+    return hypotheses
+
+
+def _normalise_if_safe(word: str) -> str:
+    try:
+        return normalise(word)
+    except UnsafeText:
+        return word
+
+
+def _check_with_jiwer(
+    score: Score, references: Mapping[str, str], hypotheses: Mapping[str, str]
+) -> None:
+    """Count a second time by other means; raises RuntimeError when the totals differ.
+
+    Only totals can be compared: jiwer settles ties between alignments in another way.
+    """
+    names = list(references)
+    second = jiwer.process_words(
+        [references[name] for name in names], [hypotheses.get(name, "") for name in names]
+    )
+    errors = second.insertions + second.deletions + second.substitutions
+    words = second.hits + second.deletions + second.substitutions
+    total = score.total
+    if (errors, words) != (total.errors, total.words):
+        raise RuntimeError(
+            f"the aligner counts {total.errors} errors in {total.words} words, jiwer {errors} in "
+            f"{words}: one of them has a bug"
+        )
+
+
+def _main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m asr.score", description=__doc__)
+    parser.add_argument("ref", type=Path, help="references: '<utterance-id> <words>' a line")
+    parser.add_argument("hyp", type=Path, help="hypotheses, in the same format")
+    arguments = parser.parse_args(words)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        score = score_files(arguments.ref, arguments.hyp)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(score.wer_line())
+    print(score.ser_line())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

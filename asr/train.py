@@ -1,0 +1,136 @@
+"""Stages 4 to 6: train one system, and refuse to call it done if it was not what it says.
+
+On one machine this process starts the system's workers through the local launcher. Where
+torchrun or srun has started ``python -m asr train`` as one rank of many, this process is a
+worker, and rank 0 keeps the stage's marker.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from asr.config import dump_yaml
+from asr.errors import UserError
+from asr.files import read_json, write_text
+from asr.stages import StageResult, Workspace, run_stage
+from asr.train_config import TrainConfig
+from asr.training import CONFIG, MODEL, SUMMARY, SystemTrainer
+from tiered_dist import init_process_group
+from tiered_dist.launch import spawn_command
+
+# A filter with momentum eta remembers 1 / (1 - eta) blocks; in a run of fewer than ten such
+# spans it has not shown what it does.
+MEMORY_SPANS = 10
+
+
+def run(workspace: Workspace, system: str) -> None:
+    """Train ``conf/systems/<system>.yaml``, laid over ``conf/train.yaml``.
+
+    UserError if a worker fails, or if the run fails its own check (``check_tiers``).
+    """
+    config = workspace.config(TrainConfig, "train", f"systems/{system}")
+    if "RANK" in os.environ:
+        _train_as_rank(workspace, system, config)
+    else:
+        _run_stage(workspace, system, config, lambda: _launch(workspace, system, config))
+
+
+def check_tiers(summary: dict[str, Any], config: TrainConfig) -> None:
+    """UserError, with the figures, unless the tiers that the configuration names have run.
+
+    GTC: a mean sent density after the ramp of at most ``max_density``. BMUF: at least
+    10 / (1 - eta) blocks. Several subgroups: models that differed before every block's end.
+    """
+    failures = []
+    density = summary["density"]
+    if summary["inner"] == "gtc" and not (density is not None and density <= config.max_density):
+        failures.append(f"mean sent density after the ramp {density}, above {config.max_density}")
+    if summary["outer"] == "bmuf":
+        needed = MEMORY_SPANS / (1 - summary["block_momentum"])
+        if summary["blocks"] < needed:
+            failures.append(f"{summary['blocks']} blocks, fewer than 10/(1 - eta) = {needed:.0f}")
+        if summary["subgroups"] > 1 and not summary["least_spread"]:
+            failures.append("the subgroups' models did not differ before a block's end")
+    if failures:
+        raise UserError(
+            f"{summary['system']}: trained, but not in the tiers it is named for: "
+            f"{'; '.join(failures)}. Train longer (epochs), or change block_steps, density, ramp"
+        )
+
+
+def _run_stage(
+    workspace: Workspace, system: str, config: TrainConfig, train: Callable[[], None]
+) -> bool:
+    def build(directory: Path) -> StageResult:
+        write_text(directory / CONFIG, dump_yaml(config))
+        if not (directory / SUMMARY).exists():
+            train()
+        summary = read_json(directory / SUMMARY)
+        check_tiers(summary, config)
+        return StageResult(
+            counts={key: summary[key] for key in ("steps", "blocks", "samples", "best_dev_wer")},
+            outputs=[directory / CONFIG, directory / MODEL],
+            measured={key: summary[key] for key in ("train_seconds", "frames_per_second")},
+        )
+
+    return run_stage(workspace, f"train/{system}", config, ["features", "tokens"], build)
+
+
+def _launch(workspace: Workspace, system: str, config: TrainConfig) -> None:
+    """Train with local workers."""
+    arguments = ["--recipe", workspace.recipe, "--dir", workspace.root, "--system", system]
+    directory = workspace.directory(f"train/{system}")
+    command = spawn_command(
+        workers=config.workers,
+        module="asr.train_rank",
+        arguments=[str(argument) for argument in arguments],
+        preload=["asr.training"],
+        log_dir=directory / "logs",
+    )
+    if status := _run(command):
+        raise UserError(
+            f"training {system} failed (exit status {status}); the lines above name the rank, "
+            f"{directory / 'logs'} has the other ranks' output. The same command goes on from the "
+            "last checkpoint"
+        )
+
+
+def _run(command: list[str]) -> int:
+    """The command's exit status; after Ctrl-C, which it gets too, it is given time to end."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+
+
+def _train_as_rank(workspace: Workspace, system: str, config: TrainConfig) -> None:
+    """This process is one rank; rank 0 decides whether there is anything to do."""
+    init_process_group(config.timeout_seconds)
+    if dist.get_rank() > 0:
+        if _hear():
+            SystemTrainer(workspace, system).run()
+    else:
+
+        def train() -> None:
+            _tell(True)
+            SystemTrainer(workspace, system).run()
+
+        if not _run_stage(workspace, system, config, train):
+            _tell(False)
+    dist.destroy_process_group()
+
+
+def _tell(train: bool) -> None:
+    dist.broadcast_object_list([train], src=0)
+
+
+def _hear() -> bool:
+    told = [False]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]

@@ -1,0 +1,129 @@
+"""What a system is: the configuration of one training run."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from asr.augment import SpecAugmentConfig
+from asr.model import ModelConfig
+from asr.schedule import ScheduleConfig
+from tiered_dist import BMUF, GTC, Dense, TargetDensity
+
+
+@dataclasses.dataclass
+class OptimizerConfig:
+    """The optimizer that every worker runs. The learning rate is on the loss a frame (30 ms).
+
+    Adam with GTC needs a recipe of its own: it normalises away how late an entry comes.
+    """
+
+    kind: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 0.0
+
+    def make(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer over ``parameters``."""
+        if self.kind == "adam":
+            return torch.optim.Adam(
+                parameters, lr=self.learning_rate, weight_decay=self.weight_decay
+            )
+        return torch.optim.SGD(
+            parameters,
+            lr=self.learning_rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov and self.momentum > 0,
+            weight_decay=self.weight_decay,
+        )
+
+
+@dataclasses.dataclass
+class InnerConfig:
+    """Tier 1. The density falls from ``density_start`` to ``density`` over the fraction ``ramp``
+    of all steps; the rest is GTC's."""
+
+    kind: Literal["dense", "gtc"] = "dense"
+    density: float = 0.01
+    density_start: float = 0.25
+    ramp: float = 0.2
+    max_quanta: int = 1
+    residual: Literal["keep", "reset"] = "keep"
+
+    def make(self, steps: int) -> Dense | GTC:
+        """The settings for a run of ``steps`` steps."""
+        if self.kind == "dense":
+            return Dense()
+        threshold = TargetDensity(self.density, self.density_start, self.ramp_steps(steps))
+        return GTC(threshold, self.max_quanta, self.residual)
+
+    def ramp_steps(self, steps: int) -> int:
+        """The step at which the density has reached its end."""
+        return round(self.ramp * steps)
+
+
+@dataclasses.dataclass
+class OuterConfig:
+    """Tier 2, by the names of ``tiered_dist.BMUF``; kind ``none`` for a single subgroup."""
+
+    kind: Literal["none", "bmuf"] = "none"
+    block_steps: int = 10
+    momentum: float | Literal["auto"] = "auto"
+    learning_rate: float = 1.0
+    nesterov: bool = False
+    inner_state: Literal["reset", "keep"] = "reset"
+
+    def make(self) -> BMUF | None:
+        """The settings, or None."""
+        if self.kind == "none":
+            return None
+        return BMUF(
+            self.block_steps, self.momentum, self.learning_rate, self.nesterov, self.inner_state
+        )
+
+
+@dataclasses.dataclass
+class TrainConfig:
+    """One system. ``subgroup_size`` 1 is BMUF alone; ``host`` makes each host a subgroup.
+
+    ``batch_frames`` is a worker's batch, in padded 10 ms frames. ``evaluations`` of the dev WER
+    are spread over the run, each with a checkpoint. ``max_not_finite`` is the share of steps
+    with a NaN or infinite gradient above which training stops. ``max_density`` is what the mean
+    sent density after the ramp must not exceed for a GTC run to count as done.
+    """
+
+    title: str
+    workers: int = 1
+    subgroup_size: int | Literal["host"] = 1
+    epochs: int = 10
+    batch_frames: int = 2400
+    seed: int = 0
+    bf16: bool = False
+    clip: float | None = 1.0
+    evaluations: int = 8
+    timeout_seconds: float = 600.0
+    max_not_finite: float = 0.05
+    max_density: float = 0.01
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    inner: InnerConfig = dataclasses.field(default_factory=InnerConfig)
+    outer: OuterConfig = dataclasses.field(default_factory=OuterConfig)
+    augment: SpecAugmentConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "epochs", "batch_frames", "evaluations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: at least 1")
+        if isinstance(self.subgroup_size, int) and (
+            self.subgroup_size < 1 or self.workers % self.subgroup_size
+        ):
+            raise ValueError(
+                f"subgroup_size={self.subgroup_size} does not divide workers={self.workers}"
+            )
+        if self.outer.kind == "none" and self.subgroup_size not in ("host", self.workers):
+            raise ValueError(
+                "outer.kind=none leaves several subgroups that never meet; "
+                f"set subgroup_size={self.workers}, or outer.kind=bmuf"
+            )

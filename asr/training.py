@@ -1,0 +1,339 @@
+"""Training one system, as one rank of its world sees it; started by ``asr.train``."""
+
+import dataclasses
+import logging
+import os
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from asr.align import ErrorCounts, count_errors
+from asr.config import load_config, to_dict
+from asr.data import Batch, BatchStream, UtteranceSet
+from asr.decode import recognise
+from asr.errors import UserError
+from asr.files import read_json, read_jsonl, write_json
+from asr.model import AcousticModel, save_model
+from asr.stages import Workspace
+from asr.tokens import Tokenizer
+from asr.train_config import TrainConfig
+from tiered_dist import (
+    StepReport,
+    TieredTrainer,
+    Topology,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+CONFIG = "config.yaml"
+MODEL = "model.pt"
+SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints"
+
+log = logging.getLogger("asr")
+
+
+@dataclasses.dataclass
+class Progress:
+    """What has happened since training began, on this rank; it goes into every checkpoint.
+
+    ``samples`` are 30 ms frames of all workers. ``sent_density`` sums the density of the
+    ``compressed_steps`` after the ramp. ``unaligned`` counts utterances whose CTC loss was
+    infinite, ``not_finite`` gradients that the subgroup left out.
+    """
+
+    samples: float = 0.0
+    train_seconds: float = 0.0
+    inner_payload_bytes: int = 0
+    inner_wire_bytes: int = 0
+    outer_wire_bytes: int = 0
+    sent_density: float = 0.0
+    compressed_steps: int = 0
+    least_spread: float | None = None
+    unaligned: int = 0
+    not_finite: int = 0
+    best_dev_wer: float | None = None
+    best_step: int = 0
+
+
+def read_config(workspace: Workspace, system: str) -> TrainConfig:
+    """The resolved configuration that ``asr.train`` has put into the system's directory."""
+    return load_config(TrainConfig, [workspace.directory(f"train/{system}") / CONFIG], [])
+
+
+class SystemTrainer:
+    """One rank's model, data, two-tier trainer and progress."""
+
+    def __init__(self, workspace: Workspace, system: str) -> None:
+        self.directory = workspace.directory(f"train/{system}")
+        self.system = system
+        self.config = config = read_config(workspace, system)
+        self.topology = Topology.build(config.subgroup_size, config.timeout_seconds)
+        if self.topology.world_size != config.workers:
+            raise UserError(
+                f"{self.directory / CONFIG}: workers={config.workers}, but this world has "
+                f"{self.topology.world_size} ranks"
+            )
+        torch.manual_seed(config.seed)  # the same model on every rank
+        self.device = _device()
+        splits = workspace.require("corpus")["counts"]["splits"]
+        statistics = read_json(workspace.directory("features") / "statistics.json")
+        self.tokenizer = Tokenizer(workspace.directory("tokens") / "tokens.model")
+        self.travels_with = {
+            "features": statistics["features"],
+            "tokens": read_json(workspace.directory("tokens") / "tokens.json"),
+        }
+        mean, std = torch.tensor(statistics["mean"]), torch.tensor(statistics["std"])
+        self.model = AcousticModel(config.model, self.tokenizer.size, mean, std).to(self.device)
+        self.stream = BatchStream(
+            UtteranceSet.of_split(workspace, splits["train"]),
+            worker=self.topology.rank,
+            workers=self.topology.world_size,
+            epochs=config.epochs,
+            seed=config.seed,
+            batch_frames=config.batch_frames,
+            augment=config.augment,
+            mean=mean.numpy(),
+        )
+        self.dev = UtteranceSet.of_split(workspace, splits["dev"])
+        listing = read_jsonl(workspace.directory("tokens") / f"{splits['dev']}.jsonl")
+        self.dev_texts = {row["id"]: row["text"] for row in listing}
+        self.steps = len(self.stream)
+        self.optimizer = config.optimizer.make(list(self.model.parameters()))
+        self.trainer = TieredTrainer(
+            self.model,
+            self.optimizer,
+            self.topology,
+            config.inner.make(self.steps),
+            config.outer.make(),
+            config.clip,
+        )
+        self.progress = Progress()
+        torch.manual_seed(config.seed + 1 + self.topology.rank)  # dropout differs between ranks
+
+    def run(self) -> None:
+        """Train to the end, from the last checkpoint if there is one; rank 0 writes the files."""
+        self._resume()
+        self.evaluation_steps = self._evaluation_steps()
+        writer = None
+        if self.topology.rank == 0:
+            log.info("%s: %s", self.system, self.topology.describe())
+            writer = SummaryWriter(
+                str(self.directory / "tensorboard"), purge_step=self.trainer.steps
+            )
+        bar = tqdm(
+            total=self.steps,
+            initial=min(self.trainer.steps, self.steps),
+            desc=self.system,
+            unit="step",
+            disable=self.topology.rank != 0,
+            mininterval=1.0,
+        )
+        begin = time.monotonic()
+        for batch in self.trainer.batches(self.stream):
+            loss = self._step(batch)
+            self.progress.train_seconds += time.monotonic() - begin
+            self._show(bar, writer, loss)
+            self._check_health()
+            if self.trainer.steps in self.evaluation_steps:
+                self._evaluate(writer)
+                self._save()
+            begin = time.monotonic()
+        self.trainer.finish()
+        self._evaluate(writer)
+        bar.close()
+        if writer is not None:
+            writer.close()
+            write_json(self.directory / SUMMARY, self._summary())
+
+    def _step(self, batch: Batch | None) -> float | None:
+        factor = self.config.schedule.factor(self.trainer.steps, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.optimizer.learning_rate * factor
+        frames, loss = 0, None
+        if batch is not None:
+            mean_loss, frames, unaligned = self._loss(batch)
+            mean_loss.backward()
+            loss = mean_loss.item()
+            self.progress.unaligned += unaligned
+        self.report = self.trainer.step(samples=frames)
+        self._account(self.report)
+        return loss
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, int, int]:
+        """CTC loss a frame, the frames, and how many utterances could not be aligned."""
+        features = batch.features.to(self.device)
+        lengths = batch.feature_lengths.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+            log_probs, out_lengths = self.model(features, lengths)
+        losses = torch.nn.functional.ctc_loss(
+            log_probs.transpose(0, 1),  # (T, N, V)
+            batch.tokens.to(self.device),
+            out_lengths,
+            batch.token_lengths.to(self.device),
+            reduction="none",
+            zero_infinity=True,
+        )
+        frames = int(out_lengths.sum())
+        return losses.sum() / frames, frames, int((losses == 0).sum())
+
+    def _account(self, report: StepReport) -> None:
+        progress = self.progress
+        progress.inner_payload_bytes += report.inner_payload_bytes
+        progress.inner_wire_bytes += report.inner_wire_bytes
+        progress.outer_wire_bytes += report.outer_wire_bytes
+        progress.not_finite += report.not_finite
+        if report.density is not None and report.step > self.config.inner.ramp_steps(self.steps):
+            progress.sent_density += report.density
+            progress.compressed_steps += 1
+        if report.block is not None:
+            progress.samples += report.block.samples
+            if report.block.samples > 0:
+                least = progress.least_spread
+                spread = report.block.spread
+                progress.least_spread = spread if least is None else min(least, spread)
+        elif self.config.outer.kind == "none":
+            progress.samples += report.samples
+
+    def _check_health(self) -> None:
+        share = self.progress.not_finite / (self.trainer.steps * self.topology.inner.size)
+        if self.progress.not_finite >= 10 and share > self.config.max_not_finite:
+            raise UserError(
+                f"{self.system}: {self.progress.not_finite} gradients with NaN or infinity in "
+                f"{self.trainer.steps} steps, more than max_not_finite="
+                f"{self.config.max_not_finite}; lower the learning rate, or look at the data"
+            )
+
+    def _show(self, bar: tqdm, writer: SummaryWriter | None, loss: float | None) -> None:
+        if writer is None or loss is None:
+            return
+        report, seconds = self.report, max(self.progress.train_seconds, 1e-9)
+        if report.step <= self.steps:
+            bar.update(report.step - bar.n)
+        bar.set_postfix(
+            loss=f"{loss:.3f}",
+            frames_s=f"{self.progress.samples / seconds:.0f}",
+            dev_wer=_percent(self.progress.best_dev_wer),
+            refresh=False,
+        )
+        scalars = {
+            "train/loss_per_frame": loss,
+            "train/learning_rate": self.optimizer.param_groups[0]["lr"],
+            "train/frames_per_second": self.progress.samples / seconds,
+            "tier1/wire_bytes": report.inner_wire_bytes,
+            "tier1/payload_bytes": report.inner_payload_bytes,
+            "tier1/density": report.density,
+            "tier1/residual_norm": report.residual_norm,
+            "tier1/residual_over_tau": report.residual_ratio,
+            "tier2/wire_bytes": report.outer_wire_bytes,
+            "tier2/spread": report.block.spread if report.block else None,
+        }
+        for name, value in scalars.items():
+            if value is not None:
+                writer.add_scalar(name, value, report.step)
+
+    def _evaluation_steps(self) -> set[int]:
+        """Steps after which to evaluate: evenly spread, each at a block's end."""
+        block = self.config.outer.block_steps if self.config.outer.kind == "bmuf" else 1
+        count = self.config.evaluations
+        spread = {round(self.steps * i / count / block) * block for i in range(1, count)}
+        return {step for step in spread if 0 < step < self.steps}
+
+    def _evaluate(self, writer: SummaryWriter | None) -> None:
+        """Dev WER of the model to evaluate, every rank a share; rank 0 keeps the best model."""
+        model = self.trainer.model_for_eval()
+        assert isinstance(model, AcousticModel)
+        share = range(self.topology.rank, len(self.dev), self.topology.world_size)
+        hypotheses = recognise(
+            model, self.dev, self.tokenizer, self.config.batch_frames, indices=share
+        )
+        counts = ErrorCounts()
+        for utterance, hypothesis in hypotheses.items():
+            counts += count_errors(self.dev_texts[utterance].split(), hypothesis.split())
+        total = sum(self.topology.world.gather_objects(counts), ErrorCounts())
+        wer = total.rate
+        assert wer is not None  # stage 1 refuses a dev set without words
+        if self.progress.best_dev_wer is None or wer < self.progress.best_dev_wer:
+            self.progress.best_dev_wer, self.progress.best_step = wer, self.trainer.steps
+            if self.topology.rank == 0:
+                save_model(self.directory / MODEL, model, self.travels_with)
+        if writer is not None:
+            writer.add_scalar("dev/wer", wer, self.trainer.steps)
+            tqdm.write(f"{self.system}: step {self.trainer.steps}, dev WER {_percent(wer)}")
+
+    def _save(self) -> None:
+        save_checkpoint(
+            self.directory / CHECKPOINTS,
+            self.trainer,
+            shared={"steps_of_run": self.steps},
+            rank={
+                "progress": dataclasses.asdict(self.progress),
+                "stream": self.stream.state_dict(),
+                "rng": torch.get_rng_state(),
+            },
+        )
+
+    def _resume(self) -> None:
+        checkpoints = list_checkpoints(self.directory / CHECKPOINTS)
+        if not checkpoints:
+            return
+        _, rank = load_checkpoint(checkpoints[-1], self.trainer)
+        if rank is not None:
+            self.progress = Progress(**rank["progress"])
+            self.stream.load_state_dict(rank["stream"])
+            torch.set_rng_state(rank["rng"])
+        if self.topology.rank == 0:
+            log.info("%s: goes on from %s", self.system, checkpoints[-1])
+
+    def _summary(self) -> dict[str, Any]:
+        config, progress = self.config, self.progress
+        outer = config.outer.make()
+        return {
+            "system": self.system,
+            "title": config.title,
+            "workers": self.topology.world_size,
+            "subgroups": len(self.topology.subgroups),
+            "inner": config.inner.kind if self.topology.inner.size > 1 else "none",
+            "outer": config.outer.kind,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "train_seconds": round(progress.train_seconds, 1),
+            "frames_per_second": round(progress.samples / progress.train_seconds),
+            "steps": self.trainer.steps,
+            "epochs": config.epochs,
+            "blocks": self.trainer.blocks,
+            "block_steps": config.outer.block_steps if outer else None,
+            "block_momentum": outer.block_momentum(self.trainer.groups) if outer else None,
+            "density": (
+                progress.sent_density / progress.compressed_steps
+                if progress.compressed_steps
+                else None
+            ),
+            "least_spread": progress.least_spread,
+            "samples": round(progress.samples),
+            "bytes_per_worker": {
+                "inner_wire": progress.inner_wire_bytes,
+                "inner_payload": progress.inner_payload_bytes,
+                "outer": progress.outer_wire_bytes,
+            },
+            "best_dev_wer": progress.best_dev_wer,
+            "best_step": progress.best_step,
+            "unaligned": progress.unaligned,
+            "not_finite": progress.not_finite,
+            "seed": config.seed,
+            "config": to_dict(config),
+        }
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{100 * rate:.2f}%"
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")

@@ -1,0 +1,124 @@
+"""Speech-like audio and the stages before features, made on the spot."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
+
+from asr.fbank import LogMelFbankConfig
+from asr.feature_storage import FlatFeaturesWriter, write_cuts
+from asr.features import _with_features
+from asr.stages import Workspace
+
+RATE = 16000
+RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "mini"
+SPLITS = {"train": "train", "dev": "dev", "tests": ["test-a"]}
+
+
+def speech_like(seconds: float, seed: int = 0) -> np.ndarray:
+    """Pulses through three moving resonances, with pauses and microphone noise; int16 values."""
+    random = np.random.default_rng(seed)
+    size = round(seconds * RATE)
+    time = np.arange(size) / RATE
+    pitch = 120 + 30 * np.sin(2 * np.pi * 0.7 * time + seed)
+    pulses = np.diff(np.floor(np.cumsum(pitch) / RATE), prepend=0.0)
+    voiced = np.zeros(size)
+    for centre, width in ((500, 80), (1500, 120), (2700, 200)):
+        decay = np.arange(400) / RATE
+        response = np.exp(-np.pi * width * decay) * np.sin(2 * np.pi * centre * decay)
+        voiced += np.convolve(pulses, response)[:size]
+    syllables = np.clip(np.sin(2 * np.pi * 3.1 * time + seed), 0, 1)
+    signal = 6000 * voiced * syllables + random.normal(0, 12, size)
+    return np.clip(np.round(signal), -32768, 32767).astype(np.int16)
+
+
+def write_utterance(folder: Path, name: str, seconds: float, text: str, seed: int) -> MonoCut:
+    """One FLAC file and its cut, the path relative to a sibling of ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    samples = speech_like(seconds, seed)
+    soundfile.write(folder / f"{name}.flac", samples, RATE)
+    return make_cut(name, len(samples), text, f"../{folder.name}/{name}.flac")
+
+
+def make_cut(name: str, num_samples: int, text: str, source: str) -> MonoCut:
+    duration = num_samples / RATE
+    return MonoCut(
+        id=name,
+        start=0.0,
+        duration=duration,
+        channel=0,
+        recording=Recording(
+            id=name,
+            sources=[AudioSource(type="file", channels=[0], source=source)],
+            sampling_rate=RATE,
+            num_samples=num_samples,
+            duration=duration,
+        ),
+        supervisions=[
+            SupervisionSegment(
+                id=name, recording_id=name, start=0.0, duration=duration, text=text, speaker="s"
+            )
+        ],
+        custom={"corpus": "test"},
+    )
+
+
+def finish_stage(root: Path, stage: str, counts: dict) -> None:
+    """A marker as a stage that has run leaves it."""
+    (root / stage).mkdir(parents=True, exist_ok=True)
+    (root / stage / "stage.json").write_text(json.dumps({"counts": counts}))
+
+
+def write_manifests(root: Path, cuts: dict[str, list[MonoCut]]) -> None:
+    """Stages 0 and 1 as if they had run."""
+    finish_stage(root, "corpus", {"splits": SPLITS})
+    finish_stage(root, "manifests", {})
+    for split, members in cuts.items():
+        write_cuts(root / "manifests" / f"{split}.jsonl.gz", members)
+
+
+def small_corpus(root: Path) -> dict[str, list[MonoCut]]:
+    """Train, dev and test-a with 7, 2 and 2 utterances, and their manifests."""
+    texts = ["call anna", "the second of may", "turn left", "yes", "no", "stop now", "go on"]
+    cuts: dict[str, list[MonoCut]] = {}
+    for split, number in (("train", 7), ("dev", 2), ("test-a", 2)):
+        cuts[split] = [
+            write_utterance(root / "audio", f"{split}-{i}", 1.0 + 0.7137 * i, texts[i], seed=i)
+            for i in range(number)
+        ]
+    write_manifests(root, cuts)
+    return cuts
+
+
+def write_features(root, utterances, speeds=(1.0,)):
+    """Stages 0 to 2 as if they had run; ``utterances``: split -> {id: (frames, text)}."""
+    finish_stage(root, "corpus", {"splits": SPLITS})
+    finish_stage(root, "features", {"speeds": list(speeds)})
+    folder = root / "features"
+    config = LogMelFbankConfig()
+    for split, members in utterances.items():
+        source = root / f"{split}.jsonl.gz"
+        cuts = [make_cut(i, frames * 160, text, "x") for i, (frames, text) in members.items()]
+        write_cuts(source, cuts)
+        for speed in speeds if split == "train" else (1.0,):
+            part = split if speed == 1.0 else f"{split}-sp{speed:g}"
+            storage = folder / f"{part}.f32"
+            storage.touch()
+            with FlatFeaturesWriter(storage) as writer:
+                lengths = [round(cut.duration * 100 / speed) for cut in cuts]
+                keys = [writer.write("", made_up_features(n, split, speed)) for n in lengths]
+            write_cuts(
+                folder / f"{part}.jsonl.gz", _with_features(source, speed, config, storage, keys)
+            )
+
+
+def made_up_features(frames: int, split: str, speed: float) -> np.ndarray:
+    """Features whose values tell the utterance (by its length) and the speed."""
+    random = np.random.default_rng([frames, len(split), round(100 * speed)])
+    return random.normal(size=(frames, 64)).astype(np.float32)
+
+
+def workspace(root: Path, *overrides: str, force: bool = False) -> Workspace:
+    return Workspace(RECIPE, root, overrides=overrides, force=force)

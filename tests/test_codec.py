@@ -1,0 +1,127 @@
+"""The codec against its definition, on tensors alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_dist import codec
+
+
+def reference_step(residual, gradient, tau, max_quanta):
+    """Strom's rule an element at a time, in float32; written from the equations alone."""
+    quanta = []
+    for i, value in enumerate(gradient):
+        residual[i] = np.float32(residual[i] + value)
+        size = min(int(np.floor(np.float32(abs(residual[i])) / np.float32(tau))), max_quanta)
+        q = size if residual[i] > 0 else -size
+        residual[i] = np.float32(residual[i] - np.float32(tau) * np.float32(q))
+        quanta.append(q)
+    return quanta
+
+
+def encode(residual, gradient, tau, max_quanta, capacity=1 << 30, start=0):
+    residual.add_(gradient)
+    positions, quanta = codec.quantise(residual, tau, max_quanta)
+    positions, quanta = codec.limit(positions, quanta, capacity, start)
+    codec.subtract(residual, positions, quanta, torch.full((len(positions),), tau))
+    return codec.to_entries(positions, quanta)
+
+
+@pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2, 1e-1])
+@pytest.mark.parametrize("max_quanta", [1, 5])
+def test_equals_a_second_implementation(density, max_quanta):
+    generator = torch.Generator().manual_seed(7)
+    total = 20_000
+    residual, other = torch.zeros(total), np.zeros(total, dtype=np.float32)
+    tau = float(torch.tensor(-density).exp().neg().add(1).clamp(min=1e-4).rsqrt() * 0.05)
+    for _ in range(4):
+        gradient = torch.randn(total, generator=generator) * 0.02
+        counts = codec.count(encode(residual, gradient, tau, max_quanta), total)
+        assert counts.tolist() == reference_step(other, gradient.numpy(), tau, max_quanta)
+        assert np.array_equal(residual.numpy(), other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-4096, 4096), min_size=1, max_size=60),
+    st.integers(-3, 3),
+    st.integers(1, 9),
+    st.integers(0, 40),
+    st.integers(0, 100),
+)
+def test_nothing_is_lost(values, exponent, max_quanta, capacity, start):
+    """What was decoded plus what is left equals what came in, exactly (dyadic gradients)."""
+    tau = 2.0**exponent
+    total = len(values)
+    residual, decoded, given_in = torch.zeros(total), torch.zeros(total), torch.zeros(total)
+    for step in range(5):
+        gradient = torch.tensor(values, dtype=torch.float32).roll(step) / 64
+        given_in += gradient
+        entries = encode(residual, gradient, tau, max_quanta, capacity, (start + step) % total)
+        assert len(entries) <= capacity
+        decoded += codec.count(entries, total) * tau
+    assert torch.equal(decoded + residual, given_in)
+
+
+def test_order_of_arrival_does_not_matter():
+    generator = torch.Generator().manual_seed(1)
+    entries = encode(torch.zeros(1000), torch.randn(1000, generator=generator), 0.3, 4)
+    shuffled = entries[torch.randperm(len(entries), generator=generator)]
+    assert torch.equal(codec.count(entries, 1000), codec.count(shuffled, 1000))
+
+
+def test_all_negative_and_all_zero():
+    assert encode(torch.zeros(9), torch.zeros(9), 0.5, 1).numel() == 0
+    entries = encode(torch.zeros(9), torch.full((9,), -0.75), 0.5, 1)
+    assert codec.count(entries, 9).tolist() == [-1] * 9
+
+
+def test_small_tau_with_unbounded_quanta_tends_to_the_dense_gradient():
+    gradient = torch.randn(500, generator=torch.Generator().manual_seed(3))
+    errors = []
+    for tau in (0.1, 0.01, 0.001):
+        entries = encode(torch.zeros(500), gradient, tau, 1 << 20)
+        decoded = codec.scale_counts(codec.count(entries, 500), [500], torch.tensor([tau]))
+        errors.append(float((decoded - gradient).abs().max()))
+        assert errors[-1] <= tau * 1.001
+    assert errors[2] < errors[1] < errors[0]
+
+
+def test_overflow_is_kept_and_every_element_gets_its_turn():
+    residual = torch.zeros(10)
+    served = torch.zeros(10)
+    for step in range(10):
+        entries = encode(residual, torch.ones(10), 1.0, 1, capacity=5, start=(3 * step) % 10)
+        assert len(entries) == 5
+        served += codec.count(entries, 10)
+    assert served.min() > 0
+    assert torch.equal(served + residual, torch.full((10,), 10.0))
+
+
+def test_limit_can_cut_an_entry_of_several_quanta():
+    positions, quanta = torch.tensor([0, 4, 7]), torch.tensor([2, -3, 1], dtype=torch.int32)
+    kept_positions, kept = codec.limit(positions, quanta, capacity=4, start=2)
+    assert kept_positions.tolist() == [4, 7]
+    assert kept.tolist() == [-3, 1]
+    kept_positions, kept = codec.limit(positions, quanta, capacity=2, start=2)
+    assert kept_positions.tolist() == [4] and kept.tolist() == [-2]
+
+
+def test_scales_apply_by_parameter():
+    gradient = codec.scale_counts(
+        torch.tensor([1, -2, 3], dtype=torch.int32), [2, 1], torch.tensor([0.5, 10.0])
+    )
+    assert gradient.tolist() == [0.5, -1.0, 30.0]
+
+
+def test_a_constant_above_tau_explodes_with_one_quantum_and_not_with_more():
+    def left_over(max_quanta):
+        residual = torch.zeros(1)
+        for _ in range(100):
+            encode(residual, torch.tensor([2.5]), 1.0, max_quanta)
+        return float(residual)
+
+    assert left_over(1) == pytest.approx(150)
+    assert left_over(3) < 1

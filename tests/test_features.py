@@ -1,0 +1,402 @@
+import json
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import torchaudio
+from lhotse.features.base import FeatureExtractor
+from speech_helpers import (
+    RATE,
+    RECIPE,
+    make_cut,
+    small_corpus,
+    speech_like,
+    workspace,
+    write_manifests,
+    write_utterance,
+)
+
+from asr import features
+from asr.config import load_config
+from asr.errors import UserError
+from asr.fbank import LogMelFbank, LogMelFbankConfig
+from asr.feature_storage import (
+    Extent,
+    FlatFeaturesReader,
+    FlatFeaturesWriter,
+    load_cuts,
+    read_features,
+    write_cuts,
+)
+from asr.features import STD_FLOOR, FeaturesConfig, Moments, Task
+
+LOG_EPSILON = math.log(torch.finfo(torch.float32).eps)
+
+
+def audio(samples: np.ndarray) -> np.ndarray:
+    return samples.astype(np.float32) / 32768
+
+
+def by_lhotse(samples):
+    return LogMelFbank().extract(samples, RATE)
+
+
+def by_kaldi(samples):
+    return LogMelFbank(LogMelFbankConfig(back_end="kaldi")).extract(samples, RATE)
+
+
+def by_torchaudio(samples):
+    return torchaudio.compliance.kaldi.fbank(
+        torch.from_numpy(samples * np.float32(32768))[None],
+        num_mel_bins=64,
+        sample_frequency=RATE,
+        low_freq=20.0,
+        high_freq=-400.0,
+        dither=0.0,
+        snip_edges=False,
+    ).numpy()
+
+
+def spread(*results):
+    stacked = np.stack(results)
+    return stacked.max(axis=0) - stacked.min(axis=0)
+
+
+@pytest.mark.parametrize("seconds", [0.025, 0.98, 4.0, 9.137])
+def test_three_implementations_agree_on_speech(seconds):
+    samples = audio(speech_like(seconds))
+    reference = by_torchaudio(samples)
+    difference = spread(by_lhotse(samples), by_kaldi(samples), reference)
+    below_loudest = reference.max(axis=1, keepdims=True) - reference
+    assert difference[below_loudest < math.log(1e7)].max() <= 2e-4  # 70 dB
+    assert (difference <= 2e-4).mean() > 0.999
+    # Further down, float32 spectra resolve no better than this.
+    assert (difference <= 2e-4 + 4 * 2**-24 * np.exp(below_loudest / 2)).all()
+
+
+@pytest.mark.parametrize("level", [0, 1, 3000, 20000])
+def test_silence_and_constant_offset_give_the_floor_in_every_implementation(level):
+    samples = audio(np.full(RATE, level))
+    for compute in (by_lhotse, by_kaldi, by_torchaudio):
+        np.testing.assert_allclose(compute(samples), LOG_EPSILON, rtol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0, 3000])
+def test_three_implementations_agree_near_silence(offset):
+    noise = np.random.default_rng(0).integers(-1, 2, RATE)
+    samples = audio(offset + noise)
+    assert spread(by_lhotse(samples), by_kaldi(samples), by_torchaudio(samples)).max() <= 2e-4
+
+
+@pytest.mark.parametrize("size", [80, 119, 200, 399, 401, 16079, 16080, 64160])
+def test_ends_are_mirrored_as_kaldi_does_at_every_length(size):
+    samples = audio(speech_like(5)[3000 : 3000 + size])
+    lhotse, kaldi = by_lhotse(samples), by_kaldi(samples)
+    assert lhotse.shape == kaldi.shape == (LogMelFbankConfig().frames(size), 64)
+    assert np.abs(lhotse - kaldi).max() <= 2e-4
+
+
+@pytest.mark.parametrize("back_end", ["lhotse", "kaldi"])
+def test_unfit_audio_is_refused(back_end):
+    extractor = LogMelFbank(LogMelFbankConfig(back_end=back_end))
+    with pytest.raises(ValueError, match="79 samples are too short"):
+        extractor.extract(np.ones(79, np.float32), RATE)
+    with pytest.raises(ValueError, match="8000 Hz"):
+        extractor.extract(np.ones(8000, np.float32), 8000)
+    with pytest.raises(ValueError, match="one channel"):
+        extractor.extract(np.ones((2, 8000), np.float32), RATE)
+
+
+def test_sample_scale_is_part_of_the_configuration():
+    samples = audio(speech_like(1))
+    unscaled = LogMelFbank(LogMelFbankConfig(sample_scale=1.0)).extract(samples, RATE)
+    loud = unscaled > LOG_EPSILON + 1
+    difference = (by_lhotse(samples) - unscaled)[loud]
+    np.testing.assert_allclose(difference, 2 * math.log(32768), atol=1e-3)
+
+
+def test_batch_gives_the_same_bits_as_single_utterances():
+    samples = [audio(speech_like(seconds, seed=3)) for seconds in (1.0, 5.3, 0.7)]
+    batch = LogMelFbank().extract_batch(samples, RATE)
+    for single, member in zip(samples, batch, strict=True):
+        np.testing.assert_array_equal(by_lhotse(single), member)
+
+
+def test_extractor_is_registered_with_lhotse():
+    config = LogMelFbankConfig(bins=40, back_end="kaldi")
+    again = FeatureExtractor.from_dict(LogMelFbank(config).to_dict())
+    assert isinstance(again, LogMelFbank)
+    assert again.config == config
+
+
+def test_unusable_configuration_is_refused():
+    with pytest.raises(UserError, match="Nyquist"):
+        load_config(FeaturesConfig, [], ["fbank.high_freq=9000"])
+    with pytest.raises(UserError, match="dither"):
+        load_config(FeaturesConfig, [], ["fbank.dither=0.1"])
+    for speeds in ("[0.9]", "[1.0, 1.0]", "[1.0, 9.0]"):
+        with pytest.raises(UserError, match="speeds"):
+            load_config(FeaturesConfig, [], [f"speeds={speeds}"])
+    with pytest.raises(UserError, match="jobs"):
+        load_config(FeaturesConfig, [], ["jobs=0"])
+
+
+def test_storage_reads_back_what_was_written(tmp_path):
+    path = tmp_path / "store.f32"
+    path.touch()
+    random = np.random.default_rng(0)
+    values = [random.normal(size=(frames, 5)).astype(np.float32) for frames in (3, 1, 7)]
+    with FlatFeaturesWriter(path) as writer:
+        keys = [writer.write(str(i), value) for i, value in enumerate(values)]
+    with FlatFeaturesWriter(path, Extent.parse(keys[1]).offset) as writer:
+        assert writer.write("1", -values[1]) == keys[1]
+    reader = FlatFeaturesReader(path)
+    np.testing.assert_array_equal(reader.read(keys[0]), values[0])
+    np.testing.assert_array_equal(reader.read(keys[1]), -values[1])
+    np.testing.assert_array_equal(reader.read(keys[2], 2, 5), values[2][2:5])
+    np.testing.assert_array_equal(reader.read(keys[2], 4), values[2][4:])
+
+
+def test_short_or_missing_store_is_named(tmp_path):
+    path = tmp_path / "store.f32"
+    with pytest.raises(UserError, match=r"store\.f32.*rerun"):
+        read_features(path, Extent(0, 2, 64))
+    path.write_bytes(b"\0" * 500)
+    with pytest.raises(UserError, match=r"store\.f32.*short"):
+        read_features(path, Extent(0, 2, 64))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """All that the stage wrote; of its marker, which also tells the time, what stages rely on."""
+    folder = root / "features"
+    marker = json.loads((folder / "stage.json").read_text())
+    lasting = json.dumps([marker["counts"], marker["outputs"]])
+    kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
+    statistics = (folder / "statistics.json").read_bytes()
+    return {**kept, "stage.json": lasting.encode(), "statistics.json": statistics}
+
+
+def test_stage_writes_features_statistics_and_manifests(tmp_path, caplog):
+    small_corpus(tmp_path)
+    caplog.set_level(logging.INFO)
+    features.run(workspace(tmp_path, "speeds=[0.9, 1.0, 1.1]"))
+    assert "times real time" in caplog.text
+    folder = tmp_path / "features"
+    collected = []
+    for speed in ("", "-sp0.9", "-sp1.1"):
+        factor = float(speed[3:] or 1.0)
+        cuts = list(load_cuts(folder / f"train{speed}.jsonl.gz"))
+        assert [cut.id for cut in cuts] == [f"train-{i}" for i in range(7)]
+        for cut in cuts:
+            computed = by_lhotse(cut.load_audio()[0])
+            # The same bits unless Lhotse's way of loading perturbed audio comes into it.
+            np.testing.assert_allclose(cut.load_features(), computed, atol=0 if not speed else 1e-3)
+            original = soundfile.info(tmp_path / "audio" / f"{cut.id}.flac").frames
+            assert cut.num_samples == pytest.approx(original / factor, abs=1)
+            assert cut.supervisions[0].duration == pytest.approx(cut.duration, abs=1e-4)
+            assert cut.num_frames == LogMelFbankConfig().frames(cut.num_samples)
+            if not speed:
+                collected.append(computed)
+    assert not (folder / "dev-sp0.9.jsonl.gz").exists()
+    statistics = json.loads((folder / "statistics.json").read_text())
+    together = np.concatenate(collected).astype(np.float64)
+    np.testing.assert_allclose(statistics["mean"], together.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(statistics["std"], together.std(axis=0), rtol=1e-9)
+    assert statistics["frames"] == len(together)
+    assert LogMelFbankConfig.from_dict(statistics["features"]) == LogMelFbankConfig()
+
+
+def test_std_is_floored_for_bins_without_signal():
+    moments = Moments.of(np.full((1000, 2), 17.123, np.float32))
+    np.testing.assert_array_equal(moments.std(), [STD_FLOOR, STD_FLOOR])
+
+
+def test_bytes_do_not_depend_on_jobs_or_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "TASK_SECONDS", 2.0)  # several tasks
+    small_corpus(tmp_path)
+    features.run(workspace(tmp_path, "jobs=2"))
+    first = files(tmp_path)
+    features.run(workspace(tmp_path, "jobs=1", force=True))
+    assert files(tmp_path) == first
+    assert not [name for name in first if name.startswith(".")]
+
+
+def test_manifest_bytes_do_not_depend_on_time_or_name(tmp_path, monkeypatch):
+    cut = make_cut("a", RATE, "x", "a.flac")
+    write_cuts(tmp_path / "one.jsonl.gz", [cut])
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    write_cuts(tmp_path / "two.jsonl.gz", [cut])
+    assert (tmp_path / "one.jsonl.gz").read_bytes() == (tmp_path / "two.jsonl.gz").read_bytes()
+    assert [read.to_dict() for read in load_cuts(tmp_path / "two.jsonl.gz")] == [cut.to_dict()]
+
+
+def test_experiment_can_be_moved(tmp_path):
+    small_corpus(tmp_path / "before")
+    features.run(workspace(tmp_path / "before"))
+    (tmp_path / "before").rename(tmp_path / "after")
+    cut = next(iter(load_cuts(tmp_path / "after" / "features" / "dev.jsonl.gz")))
+    np.testing.assert_array_equal(cut.load_features(), by_lhotse(cut.load_audio()[0]))
+
+
+def test_audio_path_that_is_not_beside_the_manifest_stays(tmp_path):
+    write_manifests(tmp_path, {"dev": [make_cut("a", RATE, "x", "somewhere/a.flac")]})
+    (cut,) = load_cuts(tmp_path / "manifests" / "dev.jsonl.gz")
+    assert cut.recording.sources[0].source == "somewhere/a.flac"
+
+
+def test_second_run_is_skipped_and_more_processes_are_no_change(tmp_path):
+    small_corpus(tmp_path)
+    features.run(workspace(tmp_path))
+    before = (tmp_path / "features" / "stage.json").stat().st_mtime_ns
+    features.run(workspace(tmp_path, "jobs=2"))
+    assert (tmp_path / "features" / "stage.json").stat().st_mtime_ns == before
+
+
+def test_killed_run_is_taken_up_where_it_stopped(tmp_path):
+    small_corpus(tmp_path)
+    features.run(workspace(tmp_path))
+    expected = files(tmp_path)
+    folder = tmp_path / "features"
+    marker = json.loads((folder / "stage.json").read_text())
+    request = {key: marker[key] for key in ("stage", "format_version", "parameters", "inputs")}
+    (folder / "stage.started.json").write_text(json.dumps(request))
+    for name in ("stage.json", "dev.jsonl.gz", "test-a.jsonl.gz"):
+        (folder / name).unlink()
+    (folder / ".partial-1-dev.f32").write_bytes(b"short")
+    kept = (folder / "train.f32").stat().st_mtime_ns
+    features.run(workspace(tmp_path))
+    assert files(tmp_path) == expected
+    assert (folder / "train.f32").stat().st_mtime_ns == kept
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def grow(path: Path) -> None:
+    soundfile.write(path, speech_like(9), RATE)
+
+
+def shrink(path: Path) -> None:
+    soundfile.write(path, speech_like(0.5), RATE)
+
+
+def other_rate(path: Path) -> None:
+    soundfile.write(path, speech_like(1.7137), 8000)
+
+
+@pytest.mark.parametrize("change", [vanish, cut_short, grow, shrink, other_rate])
+def test_audio_changed_since_stage_1_is_named(tmp_path, change):
+    cut = write_utterance(tmp_path / "audio", "u1", 1.7137, "x", seed=1)
+    cut.recording.sources[0].source = str(tmp_path / "audio" / "u1.flac")
+    change(tmp_path / "audio" / "u1.flac")
+    with pytest.raises(UserError, match=r"utterance u1: .*u1\.flac .*rerun the manifests stage"):
+        features.read_audio(features._utterance(cut))
+
+
+def test_stage_fails_by_name_without_leaving_output(tmp_path):
+    small_corpus(tmp_path)
+    (tmp_path / "audio" / "dev-1.flac").unlink()
+    with pytest.raises(UserError, match=r"dev-1.*dev-1\.flac"):
+        features.run(workspace(tmp_path))
+    left = sorted(path.name for path in (tmp_path / "features").iterdir())
+    assert left == ["stage.started.json", "statistics.json", "train.f32", "train.jsonl.gz"]
+
+
+def test_audio_at_another_rate_than_the_features_is_named(tmp_path):
+    soundfile.write(tmp_path / "slow.flac", speech_like(1), 8000)
+    cut = make_cut("u1", RATE, "x", str(tmp_path / "slow.flac"))
+    cut.recording.sampling_rate, cut.duration = 8000, 2.0
+    (tmp_path / "out.f32").touch()
+    task = Task([features._utterance(cut)], 1.0, LogMelFbankConfig(), tmp_path / "out.f32", 0)
+    with pytest.raises(UserError, match=r"u1 .*slow\.flac.*8000 Hz.*16000 Hz"):
+        features._run(task)
+
+
+def test_full_disk_is_a_clear_error(tmp_path):
+    cut = write_utterance(tmp_path / "audio", "u1", 1.0, "x", seed=1)
+    cut.recording.sources[0].source = str(tmp_path / "audio" / "u1.flac")
+    task = Task([features._utterance(cut)], 1.0, LogMelFbankConfig(), Path("/dev/full"), 0)
+    with pytest.raises(UserError, match="/dev/full: cannot write features: No space left"):
+        features._run(task)
+
+
+def test_killed_worker_is_a_clear_error_and_leaves_nothing(tmp_path):
+    small_corpus(tmp_path)
+    source = tmp_path / "manifests" / "train.jsonl.gz"
+    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
+        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL)
+        with pytest.raises(UserError, match=r"was killed \(out of memory\?\).*jobs=1"):
+            features._extract(source, 1.0, LogMelFbankConfig(), pool, tmp_path / "train.f32")
+    assert not list(tmp_path.glob("*.f32"))
+
+
+def test_segments_and_channels_of_a_recording(tmp_path):
+    both = np.stack([speech_like(2, seed=1), speech_like(2, seed=2)], axis=1)
+    soundfile.write(tmp_path / "two.flac", both, RATE)
+    cut = make_cut("u", len(both), "x", str(tmp_path / "two.flac"))
+    cut.recording.sources[0].channels = [0, 1]
+    cut.channel, cut.start, cut.duration = 1, 0.5, 1.0
+    samples = features.read_audio(features._utterance(cut))
+    np.testing.assert_array_equal(samples, audio(both[8000:24000, 1]))
+
+
+def test_empty_train_split_is_an_error(tmp_path):
+    small_corpus(tmp_path)
+    write_manifests(tmp_path, {"train": []})
+    with pytest.raises(UserError, match=r"train split has no utterance.*rejected\.jsonl"):
+        features.run(workspace(tmp_path))
+
+
+def test_workers_die_with_their_parent(tmp_path):
+    small_corpus(tmp_path)
+    # A pipe in place of audio: a worker waits for its writer for ever.
+    (tmp_path / "audio" / "train-3.flac").unlink()
+    os.mkfifo(tmp_path / "audio" / "train-3.flac")
+    command = [sys.executable, "-m", "asr", "features", "--recipe", RECIPE, "--dir", tmp_path]
+    environment = {**os.environ, "FEATURES_TEST": str(tmp_path)}
+    run = subprocess.Popen(
+        command, cwd=RECIPE.parent.parent, env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        # Itself, the fork server, the resource tracker, and a worker or two.
+        wait_until(lambda: len(processes_of(tmp_path)) >= 4)
+    finally:
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes that carry this test's mark in their environment."""
+    mark = f"FEATURES_TEST={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,65 @@
+"""The tier-1 message: it carries everything through, and it notices who is out of step."""
+
+import pytest
+import torch
+
+from tiered_dist import ExchangeError, message
+
+TAUS = torch.tensor([0.5, 0.25])
+
+
+def pack(step=3, fingerprint=99, taus=TAUS, flags=0, samples=1234.5, entries=(5, 8), capacity=6):
+    return message.pack(
+        step,
+        fingerprint,
+        taus,
+        flags,
+        samples,
+        torch.tensor([1, 7], dtype=torch.int32),
+        torch.tensor(entries, dtype=torch.int32),
+        capacity,
+    )
+
+
+def unpack(*messages):
+    return message.unpack(torch.stack(messages), 2, tuple(range(10, 10 + len(messages))), 0)
+
+
+def test_carries_everything_through():
+    received = unpack(pack(), pack(samples=0.0, entries=(), flags=message.NOT_FINITE), pack())
+    assert received.entries.tolist() == [5, 8, 5, 8]
+    assert received.samples == 2469.0
+    assert (received.active, received.not_finite, received.out_of_data) == (2, 1, 0)
+    assert received.wanted.tolist() == [[1, 7]] * 3
+
+
+def test_samples_survive_exactly():
+    count = 2.0**31 + 12_345
+    assert unpack(pack(samples=count)).samples == count
+
+
+def test_flags_are_told_apart():
+    received = unpack(
+        pack(flags=message.OUT_OF_DATA), pack(flags=message.OUT_OF_DATA | message.NOT_FINITE)
+    )
+    assert (received.not_finite, received.out_of_data) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (pack(step=4), "step 4 against 3"),
+        (pack(fingerprint=98), "parameters 98 against 99"),
+        (pack(taus=torch.tensor([0.5, 0.2500001])), "thresholds"),
+    ],
+)
+def test_a_rank_at_odds_is_named_with_both_values(other, field):
+    with pytest.raises(ExchangeError, match=f"rank 11 is at odds with rank 10: {field}"):
+        unpack(pack(), other)
+
+
+def test_a_message_of_another_kind_is_refused():
+    other = pack()
+    other[0] = 0
+    with pytest.raises(ExchangeError, match="magic number"):
+        unpack(pack(), other)

@@ -1,0 +1,43 @@
+"""Cutting the world into subgroups, and the groups that follow from it."""
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from tiered_dist import Topology
+
+
+def groups(subgroups):
+    topology = Topology.build(subgroups)
+    mine = torch.tensor([float(topology.rank)])
+    inner = topology.inner.all_gather(mine).flatten().tolist()
+    outer = None if topology.outer is None else topology.outer.all_gather(mine).flatten().tolist()
+    return topology.subgroup, inner, outer, topology.shards
+
+
+def test_a_size_makes_subgroups_of_neighbours(tmp_path):
+    results = run_ranks(4, groups, tmp_path, 2)
+    assert results[0] == (0, [0, 1], [0, 2], 2)
+    assert results[3] == (1, [2, 3], [1, 3], 2)
+
+
+def test_ranks_of_one_host_are_one_subgroup(tmp_path):
+    assert run_ranks(2, groups, tmp_path, "host") == [(0, [0, 1], [0], 2), (0, [0, 1], [1], 2)]
+
+
+def test_uneven_subgroups_have_as_many_shards_as_the_smallest_one(tmp_path):
+    results = run_ranks(4, groups, tmp_path, [[0, 3], [1], [2]])
+    assert results[0] == (0, [0, 3], [0, 1, 2], 1)
+    assert results[3] == (0, [0, 3], None, 1)
+
+
+@pytest.mark.parametrize("subgroups", [2, 0, "rack", [[0], [0]], [[1]], [[0], []], []])
+def test_subgroups_that_do_not_cover_the_world_once_are_refused(subgroups):
+    with pytest.raises(ValueError, match="subgroups"):
+        Topology.build(subgroups)
+
+
+def test_without_a_process_group_the_world_is_this_process():
+    topology = Topology.build("host")
+    assert (topology.world_size, topology.subgroups, topology.subgroup) == (1, ((0,),), 0)
+    assert "1 ranks in 1 subgroups" in topology.describe()

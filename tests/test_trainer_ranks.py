@@ -1,0 +1,305 @@
+"""The two-tier trainer on several real ranks, over real sockets."""
+
+import hashlib
+import os
+import signal
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import nn
+
+from tiered_dist import (
+    BMUF,
+    GTC,
+    Dense,
+    FixedThreshold,
+    TargetDensity,
+    TieredTrainer,
+    Topology,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+GTC_TEST = GTC(TargetDensity(end=0.05, start=0.25, ramp_steps=10), max_quanta=4)
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def make_trainer(subgroups, inner, outer=None, clip=None, seed=0, lr=0.1, momentum=0.9):
+    topology = Topology.build(subgroups)
+    model = make_model(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    return TieredTrainer(model, optimizer, topology, inner, outer, clip)
+
+
+def data(rank, step, size):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(size, 8, generator=generator)
+    return inputs, inputs[:, :4].sin()
+
+
+def backward(trainer, step, size=None):
+    rank = trainer.topology.rank
+    inputs, targets = data(rank, step, size or 4 + rank)
+    nn.functional.mse_loss(trainer.model(inputs), targets).backward()
+    return len(inputs)
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+def checksum(model):
+    return hashlib.sha256(flat(model).numpy().tobytes()).hexdigest()
+
+
+# ---- replicas, blocks ----------------------------------------------------------------------
+
+
+def train(steps, subgroups, inner, outer, clip):
+    trainer = make_trainer(subgroups, inner, outer, clip, seed=int(os.environ["RANK"]))
+    seen = []
+    for step in range(steps):
+        report = trainer.step(samples=backward(trainer, step))
+        seen.append((checksum(trainer.model), report.block))
+    return seen
+
+
+@pytest.mark.parametrize("inner", [GTC_TEST, Dense()])
+def test_replicas_agree_and_subgroups_meet_at_block_ends(tmp_path, inner):
+    ranks = run_ranks(4, train, tmp_path, 12, 2, inner, BMUF(5, nesterov=True), 1.0)
+    for step, seen in enumerate(zip(*ranks, strict=True)):
+        digests, blocks = zip(*seen, strict=True)
+        assert digests[0] == digests[1] and digests[2] == digests[3]
+        ended = (step + 1) % 5 == 0
+        assert (digests[0] == digests[2]) == ended
+        assert (blocks[0] is not None) == ended
+        if ended:
+            assert len({(b.block, b.samples, b.spread) for b in blocks}) == 1
+            assert blocks[0].samples == 5 * (4 + 5 + 6 + 7)
+            assert blocks[0].spread > 0
+
+
+def move_and_average(subgroups):
+    """One block of plain averaging; returns own moved model, samples, and the result."""
+    trainer = make_trainer(subgroups, Dense(), BMUF(2, momentum=0.0))
+    samples = 0
+    start = flat(trainer.model)
+    trainer.step(samples=backward(trainer, 0))
+    samples = backward(trainer, 1)
+    # The model just before the filter: an extra optimizer of our own repeats the last step.
+    report = trainer.step(samples=samples)
+    return start, flat(trainer.model), report.block.samples
+
+
+def two_steps_of(subgroup):
+    """What a subgroup's two dense steps give, computed in one process from the definition."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(2):
+        optimizer.zero_grad()
+        batches = [data(rank, step, 4 + rank) for rank in subgroup]
+        total = sum(len(inputs) for inputs, _ in batches)
+        loss = sum(
+            nn.functional.mse_loss(model(inputs), targets) * len(inputs) / total
+            for inputs, targets in batches
+        )
+        loss.backward()
+        optimizer.step()
+    return flat(model), 2 * total
+
+
+@pytest.mark.parametrize("subgroups", [2, [[0, 3], [1, 2]], [[2], [0, 1, 3]], 1])
+def test_averages_are_weighted_by_samples_in_both_tiers(tmp_path, subgroups):
+    cut = [[0, 1], [2, 3]] if subgroups == 2 else subgroups
+    cut = [[0], [1], [2], [3]] if subgroups == 1 else cut
+    moved = [two_steps_of(subgroup) for subgroup in cut]
+    total = sum(samples for _, samples in moved)
+    expected = sum(model * (samples / total) for model, samples in moved)
+    for _, after, samples in run_ranks(4, move_and_average, tmp_path, subgroups):
+        assert samples == total
+        torch.testing.assert_close(after, expected, rtol=1e-5, atol=1e-6)
+
+
+def conserve(steps, tau):
+    """Dyadic gradients: what was applied plus the residuals is what came in, exactly."""
+    topology = Topology.build(2)
+    model = nn.Linear(4, 4, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = TieredTrainer(model, optimizer, topology, GTC(FixedThreshold(tau), max_quanta=2))
+    generator = torch.Generator().manual_seed(topology.rank)
+    total = torch.zeros(4, 4)
+    for _ in range(steps):
+        gradient = torch.randint(-64, 65, (4, 4), generator=generator) / 64
+        total += gradient
+        model.weight.grad = gradient.clone()
+        trainer.step(samples=8)
+    residual = trainer.state_dict()["rank"]["inner"]["residual"]["weight"]
+    return total, residual, -model.weight.detach()
+
+
+def test_gtc_loses_nothing_between_ranks(tmp_path):
+    (total0, residual0, applied), (total1, residual1, other) = run_ranks(
+        2, conserve, tmp_path, 20, 0.25
+    )
+    assert torch.equal(applied, other)
+    assert torch.equal(2 * applied + residual0 + residual1, total0 + total1)
+    assert applied.abs().sum() > 0
+
+
+# ---- uneven data ---------------------------------------------------------------------------
+
+
+def uneven(batches_by_rank, inner, outer, subgroups):
+    trainer = make_trainer(subgroups, inner, outer)
+    taken = 0
+    for step in trainer.batches(range(batches_by_rank[trainer.topology.rank])):
+        samples = 7
+        if step is not None:
+            taken += 1
+            samples = backward(trainer, step)
+        trainer.step(samples=samples)
+    trainer.finish()
+    return taken, trainer.steps, checksum(trainer.model_for_eval())
+
+
+@pytest.mark.parametrize("inner", [Dense(), GTC_TEST])
+@pytest.mark.parametrize(
+    ("batches", "outer", "subgroups"),
+    [
+        ([7, 3, 5, 7], BMUF(4), 2),
+        ([0, 0, 6, 5], BMUF(4), 2),  # a subgroup that never has any
+        ([0, 0, 0, 0], BMUF(4), 2),
+        ([3, 0, 5, 1], None, 4),
+    ],
+)
+def test_uneven_data_hangs_nobody_and_loses_no_batch(tmp_path, inner, batches, outer, subgroups):
+    results = run_ranks(4, uneven, tmp_path, batches, inner, outer, subgroups)
+    assert [taken for taken, _, _ in results] == batches
+    assert len({steps for _, steps, _ in results}) == 1
+    assert len({digest for _, _, digest in results}) == 1
+
+
+# ---- bad gradients -------------------------------------------------------------------------
+
+
+def with_nan(inner):
+    trainer = make_trainer(2, inner)
+    reports = []
+    for step in range(6):
+        backward(trainer, step)
+        if step == 2 and trainer.topology.rank == 1:
+            trainer.model[0].weight.grad[0, 0] = float("nan")
+        reports.append(trainer.step(samples=5))
+    return [(r.stepped, r.not_finite, r.samples) for r in reports], flat(trainer.model)
+
+
+@pytest.mark.parametrize("inner", [Dense(), GTC_TEST])
+def test_nan_on_one_rank_is_left_out_and_counted(tmp_path, inner):
+    (reports, model), (others, other) = run_ranks(2, with_nan, tmp_path, inner)
+    assert reports == others
+    assert reports[2] == (True, 1, 5.0)
+    assert reports[3] == (True, 0, 10.0)
+    assert torch.equal(model, other) and bool(model.isfinite().all())
+
+
+# ---- failures ------------------------------------------------------------------------------
+
+
+def die_at(step_of_death):
+    trainer = make_trainer(2, GTC_TEST, BMUF(3))
+    for step in range(8):
+        if step == step_of_death and trainer.topology.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.step(samples=backward(trainer, step))
+
+
+def test_a_killed_rank_ends_every_rank_with_an_error_that_names_it(tmp_path):
+    results = run_ranks(4, die_at, tmp_path, 4)
+    assert results[2] is None
+    assert "step 4: rank 3: all-gather with ranks [2] failed" in str(results[3])
+    for rank in (0, 1):
+        assert "ExchangeError: step 5" in str(results[rank])
+
+
+def disagree(what):
+    odd = int(os.environ["RANK"]) == 1
+    model = nn.Linear(4, 5 if odd else 4) if what == "model" else nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = BMUF(20 if odd and what == "settings" else 10)
+    TieredTrainer(model, optimizer, Topology.build(2), Dense(), outer)
+
+
+@pytest.mark.parametrize(
+    ("what", "values"), [("model", ["(4, 4)", "(5, 4)"]), ("settings", ["steps=10", "steps=20"])]
+)
+def test_ranks_that_disagree_are_told_with_both_values(tmp_path, what, values):
+    for result in run_ranks(2, disagree, tmp_path, what):
+        assert "must be the same on every rank" in str(result)
+        assert all(value in str(result) for value in values)
+
+
+# ---- resuming ------------------------------------------------------------------------------
+
+
+def run_with_checkpoints(root, steps, save_at, subgroups=2):
+    trainer = make_trainer(subgroups, GTC_TEST, BMUF(4, nesterov=True), clip=1.0)
+    saved = list_checkpoints(root)
+    if saved:
+        shared, rank = load_checkpoint(saved[-1], trainer)
+        assert shared == {"note": "shared"}
+        assert rank is None or rank == {"place": trainer.topology.rank}
+    for step in range(trainer.steps, steps):
+        trainer.step(samples=backward(trainer, step))
+        if trainer.steps in save_at:
+            save_checkpoint(root, trainer, {"note": "shared"}, {"place": trainer.topology.rank})
+    trainer.finish()
+    residual = trainer.state_dict()["rank"]["inner"]["residual"]
+    return (
+        flat(trainer.model),
+        flat(trainer.model_for_eval()),
+        torch.cat([value.flatten() for value in residual.values()]),
+    )
+
+
+@pytest.mark.parametrize("stop_at", [6, 8])  # within a block, and at its end
+def test_stop_and_resume_is_bitwise(tmp_path, stop_at):
+    straight = run_ranks(4, run_with_checkpoints, tmp_path, tmp_path / "none", 15, ())
+    root = tmp_path / "checkpoints"
+    run_ranks(4, run_with_checkpoints, tmp_path, root, stop_at, (stop_at,))
+    resumed = run_ranks(4, run_with_checkpoints, tmp_path, root, 15, ())
+    for one, other in zip(straight, resumed, strict=True):
+        for ours, theirs in zip(one, other, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_two_checkpoints_are_kept_and_a_torn_one_is_not_taken(tmp_path):
+    root = tmp_path / "checkpoints"
+    run_ranks(2, run_with_checkpoints, tmp_path, root, 9, (2, 4, 6, 8), 1)
+    (root / ".partial-step-00000009").mkdir()
+    assert [path.name for path in list_checkpoints(root)] == ["step-00000006", "step-00000008"]
+
+
+def test_another_world_size_resumes_without_residuals(tmp_path):
+    root = tmp_path / "checkpoints"
+    run_ranks(4, run_with_checkpoints, tmp_path, root, 6, (6,))
+    results = run_ranks(2, run_with_checkpoints, tmp_path, root, 10, (), 1)
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def load_from(root):
+    trainer = make_trainer(1, GTC_TEST, BMUF(4))
+    state = trainer.state_dict()
+    state["rank"] = {**state["rank"], "rank": 1 - trainer.topology.rank}
+    trainer.load_state_dict(state)
+
+
+def test_another_ranks_state_is_refused(tmp_path):
+    for result in run_ranks(2, load_from, tmp_path, tmp_path):
+        assert "given to subgroup" in str(result)

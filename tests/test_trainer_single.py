@@ -1,0 +1,276 @@
+"""Identities of the two-tier trainer that need one process only."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tiered_dist import (
+    BMUF,
+    GTC,
+    Dense,
+    FixedThreshold,
+    TargetDensity,
+    TieredTrainer,
+    Topology,
+)
+
+
+def make_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+
+
+def make_sgd(model, lr=0.1, momentum=0.9):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+def make_trainer(model, inner, outer=None, clip=None, **sgd):
+    return TieredTrainer(model, make_sgd(model, **sgd), Topology.build(1), inner, outer, clip)
+
+
+def backward(model, step):
+    inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(step))
+    nn.functional.mse_loss(model(inputs), inputs[:, :3]).backward()
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_dense_alone_is_bitwise_the_plain_optimizer():
+    model, plain = make_model(), make_model()
+    trainer, optimizer = make_trainer(model, Dense()), make_sgd(plain)
+    for step in range(10):
+        backward(model, step)
+        trainer.step(samples=5)
+        backward(plain, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(flat(model), flat(plain))
+
+
+def test_dense_clips_the_mean_gradient():
+    model = make_model()
+    before = flat(model).clone()
+    trainer = make_trainer(model, Dense(), clip=0.01, lr=1.0, momentum=0.0)
+    backward(model, 0)
+    trainer.step()
+    assert float((flat(model) - before).norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("max_quanta", [1, 3])
+def test_gtc_alone_is_bitwise_an_error_feedback_loop(max_quanta):
+    tau = 0.05
+    model, other = make_model(), make_model()
+    trainer = make_trainer(model, GTC(FixedThreshold(tau), max_quanta))
+    optimizer = make_sgd(other)
+    tau32, sent_any = np.float32(tau), False
+    residuals = [np.zeros(tuple(p.shape), np.float32) for p in other.parameters()]
+    for step in range(20):
+        backward(model, step)
+        trainer.step(samples=5)
+        backward(other, step)
+        for residual, parameter in zip(residuals, other.parameters(), strict=True):
+            residual += parameter.grad.numpy()
+            quanta = np.minimum(np.floor(np.abs(residual) / tau32), max_quanta) * np.sign(residual)
+            residual -= tau32 * quanta.astype(np.float32)
+            parameter.grad = torch.from_numpy(tau32 * quanta.astype(np.float32))
+            sent_any |= bool(quanta.any())
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(flat(model), flat(other))
+    assert sent_any
+
+
+def test_one_subgroup_without_momentum_is_no_filter():
+    model, plain = make_model(), make_model()
+    outer = BMUF(3, momentum=0.0, inner_state="keep")
+    trainer, optimizer = make_trainer(model, Dense(), outer), make_sgd(plain)
+    for step in range(12):
+        backward(model, step)
+        trainer.step(samples=5)
+        backward(plain, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(flat(model), flat(plain), rtol=1e-6, atol=1e-6)
+
+
+def test_block_of_one_step_with_block_momentum_is_sgd_with_momentum():
+    model, plain = make_model().double(), make_model().double()
+    trainer = make_trainer(model, Dense(), BMUF(1, momentum=0.8), lr=0.1, momentum=0.0)
+    optimizer = make_sgd(plain, lr=0.1, momentum=0.8)
+    for step in range(20):
+        for net in (model, plain):
+            inputs = torch.randn(
+                5, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64
+            )
+            nn.functional.mse_loss(net(inputs), inputs[:, :3]).backward()
+        trainer.step(samples=5)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert float((flat(model) - flat(plain)).norm() / flat(plain).norm()) < 1e-6
+
+
+def test_partial_last_block_is_filtered_once():
+    model = make_model()
+    trainer = make_trainer(model, Dense(), BMUF(4, momentum=0.0))
+    for step in range(6):
+        backward(model, step)
+        trainer.step(samples=5)
+    live = flat(model).clone()
+    assert not torch.equal(flat(trainer.model_for_eval()), live)
+    assert trainer.finish().block == 2
+    torch.testing.assert_close(flat(trainer.model_for_eval()), live)
+    assert trainer.finish() is None
+
+
+def test_model_for_eval_is_w_not_the_look_ahead_and_is_a_copy():
+    model = make_model()
+    trainer = make_trainer(model, Dense(), BMUF(2, momentum=0.5, nesterov=True))
+    start = flat(model).clone()
+    for step in range(2):
+        backward(model, step)
+        trainer.step(samples=5)
+    evaluated = trainer.model_for_eval()
+    assert not evaluated.training
+    # After the first block D = G and W = W0 + G, and the next block starts at W + eta * D.
+    move = flat(evaluated) - start
+    torch.testing.assert_close(flat(model), start + 1.5 * move)
+    with torch.no_grad():
+        evaluated[0].weight.zero_()
+    assert model[0].weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("inner", [Dense(), GTC(FixedThreshold(0.05))])
+def test_non_finite_gradient_takes_no_step_and_leaves_no_trace(inner, bad):
+    model, other = make_model(), make_model()
+    trainer, clean = make_trainer(model, inner), make_trainer(other, inner)
+    for step in range(6):
+        backward(model, step)
+        if step == 3:
+            model[0].weight.grad[1, 1] = bad
+        report = trainer.step(samples=5)
+        assert report.stepped == (step != 3)
+        assert report.not_finite == (step == 3)
+        if step != 3:
+            backward(other, step)
+            clean.step(samples=5)
+    assert torch.equal(flat(model), flat(other))
+
+
+def test_residual_reset_at_block_end_is_an_option():
+    def residual_norm(policy):
+        model = make_model()
+        inner = GTC(FixedThreshold(10.0), residual=policy)
+        trainer = make_trainer(model, inner, BMUF(2))
+        for step in range(4):
+            backward(model, step)
+            trainer.step(samples=5)
+        residual = trainer.state_dict()["rank"]["inner"]["residual"]
+        return sum(float(r.norm()) for r in residual.values())
+
+    assert residual_norm("keep") > 0
+    assert residual_norm("reset") == 0
+
+
+def test_inner_optimizer_state_is_reset_or_kept():
+    def momentum_buffers(policy):
+        model = make_model()
+        trainer = make_trainer(model, Dense(), BMUF(2, inner_state=policy))
+        for step in range(2):
+            backward(model, step)
+            trainer.step(samples=5)
+        return len(trainer.optimizer.state)
+
+    assert momentum_buffers("reset") == 0
+    assert momentum_buffers("keep") == 4
+
+
+def test_state_is_keyed_by_parameter_name_and_saving_is_pure():
+    model = make_model()
+    trainer = make_trainer(model, GTC(TargetDensity(0.1, 0.3, 5)), BMUF(3))
+    for step in range(4):
+        backward(model, step)
+        trainer.step(samples=5)
+    before = copy.deepcopy(trainer.state_dict())
+    again = trainer.state_dict()
+    assert set(again["rank"]["inner"]["residual"]) == {n for n, _ in model.named_parameters()}
+    for part, values in again["shared"]["filter_model"].items():
+        assert torch.equal(values, before["shared"]["filter_model"][part])
+    assert torch.equal(
+        flat(model), torch.cat([v.flatten() for v in again["subgroup"]["model"].values()])
+    )
+
+
+def test_frozen_tied_unused_and_transposed_parameters():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.tied = nn.Linear(4, 4)
+            self.again = self.tied
+            self.frozen = nn.Linear(4, 4)
+            self.frozen.requires_grad_(False)
+            self.unused = nn.Parameter(torch.ones(3))
+            self.transposed = nn.Parameter(torch.randn(5, 4).t())
+
+        def forward(self, inputs):
+            return self.frozen(self.again(self.tied(inputs))) @ self.transposed
+
+    results = []
+    for outer in (None, BMUF(1, momentum=0.0)):
+        model = Odd()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        trainer = TieredTrainer(model, optimizer, Topology.build(1), Dense(), outer)
+        frozen = model.frozen.weight.clone()
+        for step in range(3):
+            inputs = torch.randn(2, 4, generator=torch.Generator().manual_seed(step))
+            model(inputs).square().mean().backward()
+            trainer.step()
+        assert torch.equal(model.frozen.weight, frozen)
+        assert model.unused.tolist() == [1, 1, 1]
+        assert not model.transposed.is_contiguous()
+        results.append(flat(model))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_lstm_weights_stay_in_place_after_a_block():
+    model = nn.LSTM(4, 5, num_layers=2)
+    addresses = [p.data_ptr() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = TieredTrainer(model, optimizer, Topology.build(1), Dense(), BMUF(1))
+    model(torch.ones(3, 2, 4))[0].sum().backward()
+    trainer.step()
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+
+
+def test_batches_end_at_once_in_a_world_of_one():
+    trainer = make_trainer(make_model(), Dense())
+    seen = []
+    for item in trainer.batches([1, None, 2]):
+        seen.append(item)
+        if item is not None:
+            backward(trainer.model, item)
+        report = trainer.step(samples=5)
+        assert report.stepped == (item is not None)
+    assert seen == [1, None, 2]
+
+
+def test_settings_that_do_not_fit_are_refused():
+    model = make_model()
+    partial = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"2\.weight"):
+        TieredTrainer(model, partial, Topology.build(1), Dense())
+    with pytest.raises(ValueError, match="no parameter"):
+        TieredTrainer(nn.Identity(), partial, Topology.build(1), Dense())
+    with pytest.raises(ValueError, match="negative"):
+        make_trainer(model, Dense()).step(samples=-1)
+    for settings in ({"max_quanta": 0}, {"residual": "lose"}):
+        with pytest.raises(ValueError):
+            GTC(**settings)
+    with pytest.raises(ValueError, match="positive"):
+        FixedThreshold(0.0)
