@@ -6,7 +6,6 @@ resumed at any step, and an utterance looks the same whichever worker has it.
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from asr.augment import SpecAugmentConfig, spec_augment, stable_seed
 from asr.errors import UserError
 from asr.feature_storage import Extent, feature_extents, read_features
 from asr.features import manifest_name
+from asr.files import read_jsonl
 from asr.stages import Workspace
 
 # Utterances of durations within this factor of each other are mixed at random. Larger makes
@@ -39,23 +39,22 @@ class UtteranceSet:
     """
 
     def __init__(self, tokens: Path, features: Sequence[Path]) -> None:
-        rows = list(_read_rows(tokens))
-        self._ids = np.array([identifier.encode() for identifier, _ in rows], dtype=np.bytes_)
-        lengths = [len(ids) for _, ids in rows]
-        self._token_ends = np.cumsum([0, *lengths])
-        self._tokens = np.concatenate([np.zeros(0, np.int32), *(ids for _, ids in rows)])
+        rows = read_jsonl(tokens)
+        self._ids = np.array([row["id"].encode() for row in rows], dtype=np.bytes_)
+        self._token_ends = np.cumsum([0, *(len(row["tokens"]) for row in rows)])
+        self._tokens = np.array([token for row in rows for token in row["tokens"]], dtype=np.int32)
         self._paths: list[Path] = []
         self._extents = np.zeros((len(rows), len(features), 3), dtype=np.int64)
         for speed, manifest in enumerate(features):
             path, extents = feature_extents(manifest)
             self._paths.append(path)
-            for index, (identifier, _) in enumerate(rows):
-                if identifier not in extents:
+            for index, row in enumerate(rows):
+                if row["id"] not in extents:
                     raise UserError(
-                        f"{manifest}: no features of utterance {identifier} of {tokens}; "
+                        f"{manifest}: no features of utterance {row['id']} of {tokens}; "
                         "rerun the features stage, then the tokens stage"
                     )
-                self._extents[index, speed] = extents[identifier]
+                self._extents[index, speed] = extents[row["id"]]
         self.speed_frames = self._extents[:, :, 1].copy()
         self.frames = self.speed_frames[:, 0]
 
@@ -83,16 +82,6 @@ class UtteranceSet:
         """Raw log-mel features (T, F) float32, read from disk."""
         extent = Extent(*self._extents[index, speed_index].tolist())
         return read_features(self._paths[speed_index], extent)
-
-
-def _read_rows(tokens: Path) -> Iterator[tuple[str, np.ndarray]]:
-    try:
-        with open(tokens, encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                yield row["id"], np.array(row["tokens"], dtype=np.int32)
-    except FileNotFoundError:
-        raise UserError(f"{tokens}: no such file; run the tokens stage") from None
 
 
 @dataclasses.dataclass(frozen=True)

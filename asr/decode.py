@@ -16,7 +16,8 @@ from asr.data import UtteranceSet
 from asr.errors import UserError
 from asr.features import manifest_name
 from asr.files import read_json, read_jsonl, write_id_text
-from asr.model import load_model, stacked_length
+from asr.frames import stacked_length
+from asr.model import load_model
 from asr.stages import StageResult, Workspace, run_stage
 from asr.systems import finished_systems
 from asr.tokens import BLANK, Tokenizer
@@ -143,7 +144,7 @@ def _decode_system(
     _check_same(path, "tokens", travels_with, read_json(tokens / "tokens.json"))
     tokenizer = Tokenizer(tokens / "tokens.model")
     outputs: list[Path] = []
-    counts = {}
+    counts, measured = {}, {}
     for test_set in test_sets:
         listing = tokens / f"{test_set}.jsonl"
         utterances = UtteranceSet(listing, [features / manifest_name(test_set)])
@@ -156,18 +157,17 @@ def _decode_system(
         write_id_text(files[1], ((row["id"], row["text"]) for row in rows))
         outputs += files
         audio = sum(row["duration"] for row in rows)
-        counts[test_set] = {
-            "utterances": len(texts),
-            "audio_seconds": round(audio, 2),
+        counts[test_set] = {"utterances": len(texts), "audio_seconds": round(audio, 2)}
+        measured[test_set] = {
             "decoding_seconds": round(seconds, 3),
             "real_time_factor": round(seconds / audio, 6) if audio else None,
         }
         log.info(
             "%s on %s: %d utterances, %.1f s of audio in %.2f s, real-time factor %s",
             *(system, test_set, len(texts), audio, seconds),
-            counts[test_set]["real_time_factor"],
+            measured[test_set]["real_time_factor"],
         )
-    return StageResult(counts, outputs)
+    return StageResult(counts, outputs, measured)
 
 
 def _check_same(model: Path, part: str, travels_with: Mapping[str, Any], now: Any) -> None:

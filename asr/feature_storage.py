@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import gzip
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -20,7 +19,6 @@ from lhotse.cut import MonoCut
 from lhotse.features.io import FeaturesReader, FeaturesWriter, register_reader, register_writer
 
 from asr.errors import UserError
-from asr.files import atomic_write
 
 DTYPE = np.dtype("<f4")
 
@@ -104,20 +102,6 @@ class FlatFeaturesReader(FeaturesReader):
         return read_features(
             self._path, Extent(extent.offset + skipped, max(last - first, 0), extent.bins)
         )
-
-
-def write_cuts(path: Path, cuts: Iterable[MonoCut]) -> None:
-    """Write cuts as ``.jsonl.gz``, atomically; the same cuts always give the same bytes.
-
-    (Lhotse's own writer puts the time of day into the gzip header.)
-    """
-    with (
-        atomic_write(path) as partial,
-        open(partial, "wb") as file,
-        gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0) as packed,
-    ):
-        for cut in cuts:
-            packed.write(json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n")
 
 
 def load_cuts(path: Path) -> CutSet:

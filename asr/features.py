@@ -18,6 +18,7 @@ from lhotse.cut import MonoCut
 from lhotse.utils import perturb_num_samples
 from tqdm import tqdm
 
+from asr.cuts import write_cuts
 from asr.errors import UserError
 from asr.fbank import LogMelFbank, LogMelFbankConfig
 from asr.feature_storage import (
@@ -26,7 +27,6 @@ from asr.feature_storage import (
     FlatFeaturesWriter,
     load_cuts,
     read_cuts,
-    write_cuts,
 )
 from asr.files import atomic_write, write_json
 from asr.processes import worker_pool
@@ -145,8 +145,6 @@ def _other_splits(splits: dict) -> list[str]:
 def _build(
     directory: Path, manifests: Path, train: str, others: list[str], config: FeaturesConfig
 ) -> StageResult:
-    for left_by_a_killed_run in directory.glob(".partial-*"):
-        left_by_a_killed_run.unlink()
     parts = [(train, speed) for speed in sorted(config.speeds, key=lambda s: (s != 1.0, s))]
     parts += [(split, 1.0) for split in others]
     outputs = [directory / STATISTICS]

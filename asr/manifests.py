@@ -2,19 +2,18 @@
 
 import collections
 import dataclasses
-import gzip
-import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from asr.corpora import Corpus, Utterance, open_corpus
+from asr.cuts import write_cuts
 from asr.errors import UserError
-from asr.files import atomic_write, write_jsonl
+from asr.files import write_jsonl
 from asr.stages import StageResult, Workspace, run_stage
 from asr.text import TEXT_VERSION
 from asr.validation import REASONS, Rules, Verdict, examine_all
@@ -96,7 +95,7 @@ def build(directory: Path, corpus: Corpus, config: ManifestConfig) -> StageResul
     for split in examined:
         accepted = [pair for pair in examined[split] if not pair[1].reason]
         cuts = (_to_cut(*pair, corpus.name, config.sample_rate) for pair in accepted)
-        _write_cuts(directory / f"{split}.jsonl.gz", cuts)
+        write_cuts(directory / f"{split}.jsonl.gz", cuts)
         counts[split] = _count(accepted, rejected=len(examined[split]) - len(accepted))
         log.info("%s: %s", split, ", ".join(f"{n} {name}" for name, n in counts[split].items()))
     outputs = [directory / f"{split}.jsonl.gz" for split in examined]
@@ -218,20 +217,6 @@ def _to_cut(utterance: Utterance, verdict: Verdict, corpus: str, sample_rate: in
         recording=recording,
         custom={"corpus": corpus},
     )
-
-
-def _write_cuts(path: Path, cuts: Iterable["MonoCut"]) -> None:
-    """Write what ``CutSet.from_file`` reads; the same cuts give the same bytes.
-
-    Lhotse's own writer leaves the time of writing and the file's name in the gzip header.
-    """
-    with (
-        atomic_write(path) as partial,
-        open(partial, "wb") as file,
-        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed,
-    ):
-        for cut in cuts:
-            packed.write(json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n")
 
 
 def _count(accepted: Examined, rejected: int) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from asr.errors import UserError
 from asr.files import atomic_write
+from asr.frames import STACKED_FRAMES, stacked_length
 
-STACKED_FRAMES = 3  # 10 ms frames to one of 30 ms, the low frame rate of the paper's group
 FORMAT_VERSION = 1
 
 
@@ -32,11 +32,6 @@ class ModelConfig:
             raise ValueError(f"model.projection={self.projection}: from 0 to hidden - 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout={self.dropout}: from 0 to below 1")
-
-
-def stacked_length(frames: Any) -> Any:
-    """CTC frames (30 ms) of an utterance of ``frames`` feature frames (10 ms)."""
-    return frames // STACKED_FRAMES
 
 
 class AcousticModel(nn.Module):

@@ -147,6 +147,11 @@ def _prepare(directory: Path, request: dict[str, Any], force: bool) -> None:
     if not (interrupted and not force and read_json(started) == request) and directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    for half_written in list(directory.rglob(".partial-*")):
+        if half_written.is_dir():
+            shutil.rmtree(half_written)
+        else:
+            half_written.unlink(missing_ok=True)
     write_json(started, request)
 
 

@@ -20,6 +20,7 @@ from asr.errors import UserError
 from asr.feature_storage import feature_extents, read_cuts
 from asr.features import manifest_name
 from asr.files import atomic_write, write_json, write_jsonl
+from asr.frames import stacked_length
 from asr.stages import StageResult, Workspace, run_stage
 
 STAGE = "tokens"
@@ -27,8 +28,6 @@ MODEL = "tokens.model"
 BLANK = 0
 BLANK_PIECE = "<blank>"
 UNKNOWN = 1
-# The model stacks three 10 ms frames into one, dropping an incomplete last stack.
-STACKED_FRAMES = 3
 TOO_MANY_TOKENS = "too-many-tokens"
 
 log = logging.getLogger("asr")
@@ -239,7 +238,7 @@ def _refuse(
     """By utterance id, the rows of rejected.jsonl for what CTC cannot align."""
     refused = {}
     for row in rows:
-        have, needed = frames[row["id"]] // STACKED_FRAMES, ctc_frames_needed(row["tokens"])
+        have, needed = stacked_length(frames[row["id"]]), ctc_frames_needed(row["tokens"])
         if have < needed:
             detail = f"{len(row['tokens'])} tokens need {needed} model frames, the audio has {have}"
             refused[row["id"]] = {

@@ -7,8 +7,9 @@ import numpy as np
 import soundfile
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
+from asr.cuts import write_cuts
 from asr.fbank import LogMelFbankConfig
-from asr.feature_storage import FlatFeaturesWriter, write_cuts
+from asr.feature_storage import FlatFeaturesWriter
 from asr.features import _with_features
 from asr.stages import Workspace
 

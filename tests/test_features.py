@@ -29,6 +29,7 @@ from speech_helpers import (
 
 from asr import features
 from asr.config import load_config
+from asr.cuts import write_cuts
 from asr.errors import UserError
 from asr.fbank import LogMelFbank, LogMelFbankConfig
 from asr.feature_storage import (
@@ -37,7 +38,6 @@ from asr.feature_storage import (
     FlatFeaturesWriter,
     load_cuts,
     read_features,
-    write_cuts,
 )
 from asr.features import STD_FLOOR, FeaturesConfig, Moments, Task
 

@@ -65,7 +65,7 @@ class SyntheticConfig:
     test_words: int = 5_200  # in each of the two test splits
     voices: list[str] = field(default_factory=lambda: list(SEEN_VOICES))
     unseen_voices: list[str] = field(default_factory=lambda: list(UNSEEN_VOICES))
-    words_per_list: int | None = 10
+    words_per_list: int | None = 8
     snr_db: list[float] | None = None
     jobs: int | None = None
 
