@@ -40,6 +40,12 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             options.add_argument(
                 "--system", required=True, help="conf/systems/SYSTEM.yaml, laid over train.yaml"
             )
+            options.add_argument(
+                "--resume",
+                action="store_true",
+                help="go on from the last checkpoint even if settings have changed since (with "
+                "the same settings that happens by itself)",
+            )
         options.add_argument(
             "overrides", nargs="*", metavar="key=value", help="set one configuration value"
         )
@@ -58,6 +64,7 @@ def main(words: list[str] | None = None) -> int:
         overrides=tuple(arguments.overrides),
         force=arguments.force,
         verify=arguments.verify,
+        resume=getattr(arguments, "resume", False),
     )
     # Processes are what runs in parallel; read by torch when a verb's module imports it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

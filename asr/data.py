@@ -245,6 +245,13 @@ class BatchStream:
         """The batches of an epoch, of all workers."""
         return self._planned(epoch)[0]
 
+    @property
+    def done(self) -> float:
+        """The share of all epochs handed out, from 0 to 1, whatever the number of workers."""
+        if self._epoch == self.epochs:
+            return 1.0
+        return (self._epoch + self._step / len(self.plan(self._epoch))) / self.epochs
+
     def state_dict(self) -> dict[str, int]:
         """The position after the batch handed out last."""
         return {"epoch": self._epoch, "step": self._step, "workers": self.workers}

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from asr.corpora import Corpus, Utterance, open_corpus
 from asr.cuts import write_cuts
 from asr.errors import UserError
 from asr.files import write_jsonl
+from asr.processes import cores
 from asr.stages import StageResult, Workspace, run_stage
 from asr.text import TEXT_VERSION
 from asr.validation import REASONS, Rules, Verdict, examine_all
@@ -124,7 +124,7 @@ def _examine(
     may_be_empty = [split in tests for split in utterances for _ in utterances[split]]
     rules = Rules(config.sample_rate, config.min_seconds, config.max_seconds)
     # Starting processes takes longer than decoding a few utterances.
-    jobs = min(config.jobs or os.cpu_count() or 1, max(1, len(together) // UTTERANCES_PER_JOB))
+    jobs = min(config.jobs or cores(), max(1, len(together) // UTTERANCES_PER_JOB))
     verdicts = examine_all(together, may_be_empty, rules, jobs)
     progress = iter(
         tqdm(verdicts, total=len(together), desc="validation", unit="utt", dynamic_ncols=True)

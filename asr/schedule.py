@@ -19,9 +19,8 @@ class ScheduleConfig:
                 f"schedule.warmup={self.warmup}, hold={self.hold}: 0 <= warmup <= hold <= 1"
             )
 
-    def factor(self, step: int, steps: int) -> float:
-        """What step ``step`` of ``steps`` multiplies the learning rate by."""
-        done = step / max(1, steps)
+    def factor(self, done: float) -> float:
+        """What multiplies the learning rate when the share ``done`` of all steps is done."""
         if done < self.warmup:
             return self.start + (1 - self.start) * done / self.warmup
         if done < self.hold:

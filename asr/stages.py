@@ -11,13 +11,15 @@ digests of the markers it builds on, counts, outputs and wall time. On the next 
   so that nothing of the old run can be taken for a result of the new one.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +43,8 @@ class Workspace:
 
     ``recipe`` is ``recipes/<corpus>``; ``root`` holds one directory a stage; ``overrides`` are
     the command line's ``key=value`` words; ``force`` reruns a finished stage; ``verify`` checks
-    outputs by content rather than by size.
+    outputs by content rather than by size; ``resume`` lets a stage go on from what it has
+    although its parameters or inputs have changed since.
     """
 
     recipe: Path
@@ -49,6 +52,7 @@ class Workspace:
     overrides: tuple[str, ...] = ()
     force: bool = False
     verify: bool = False
+    resume: bool = False
 
     def config(self, kind: type[Config], *names: str) -> Config:
         """Dataclass ``kind`` from ``conf/<name>.yaml`` of the recipe, and the overrides."""
@@ -96,6 +100,18 @@ def run_stage(
     may look at more than the listed outputs (a corpus checks its thousands of files). Returns
     whether the stage ran.
     """
+    with _locked(workspace.directory(stage), stage):
+        return _run_locked(workspace, stage, config, inputs, build, fresh)
+
+
+def _run_locked(
+    workspace: Workspace,
+    stage: str,
+    config: Any,
+    inputs: Sequence[str],
+    build: Callable[[Path], StageResult],
+    fresh: Callable[[Path], bool],
+) -> bool:
     directory = workspace.directory(stage)
     request = {
         "stage": stage,
@@ -107,7 +123,7 @@ def run_stage(
     if not workspace.force and _is_done(directory, request, workspace.verify) and fresh(directory):
         log.info("stage %s: done before, skipped (--force reruns it)", stage)
         return False
-    _prepare(directory, request, workspace.force)
+    _prepare(directory, request, workspace)
     log.info("stage %s: started", stage)
     begin = time.monotonic()
     result = build(directory)
@@ -122,6 +138,21 @@ def run_stage(
     (directory / STARTED).unlink()
     log.info("stage %s: done in %.1f s", stage, seconds)
     return True
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, stage: str) -> Iterator[None]:
+    """Hold the stage against other processes: two at once would write over each other."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(directory.parent / f".{directory.name}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"stage '{stage}' is being run by another process in {directory}; "
+                "wait for it, or end it"
+            ) from None
+        yield
 
 
 def _is_done(directory: Path, request: dict[str, Any], verify: bool) -> bool:
@@ -141,11 +172,13 @@ def _is_done(directory: Path, request: dict[str, Any], verify: bool) -> bool:
     return True
 
 
-def _prepare(directory: Path, request: dict[str, Any], force: bool) -> None:
-    started = directory / STARTED
-    interrupted = started.exists() and not (directory / MARKER).exists()
-    if not (interrupted and not force and read_json(started) == request) and directory.exists():
+def _prepare(directory: Path, request: dict[str, Any], workspace: Workspace) -> None:
+    started, marker = directory / STARTED, directory / MARKER
+    interrupted = started.exists() and not marker.exists()
+    goes_on = workspace.resume or (interrupted and read_json(started) == request)
+    if directory.exists() and (workspace.force or not goes_on):
         shutil.rmtree(directory)
+    marker.unlink(missing_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
     for half_written in list(directory.rglob(".partial-*")):
         if half_written.is_dir():

@@ -18,8 +18,8 @@ from asr.errors import UserError
 from asr.files import read_json, write_text
 from asr.stages import StageResult, Workspace, run_stage
 from asr.train_config import TrainConfig
-from asr.training import CONFIG, MODEL, SUMMARY, SystemTrainer
-from tiered_dist import init_process_group
+from asr.training import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
+from tiered_dist import init_process_group, list_checkpoints
 from tiered_dist.launch import spawn_command
 
 # A filter with momentum eta remembers 1 / (1 - eta) blocks; in a run of fewer than ten such
@@ -66,6 +66,10 @@ def _run_stage(
     workspace: Workspace, system: str, config: TrainConfig, train: Callable[[], None]
 ) -> bool:
     def build(directory: Path) -> StageResult:
+        if workspace.resume and not list_checkpoints(directory / CHECKPOINTS):
+            raise UserError(f"{directory / CHECKPOINTS}: no checkpoint to resume from")
+        if workspace.resume:
+            (directory / SUMMARY).unlink(missing_ok=True)
         write_text(directory / CONFIG, dump_yaml(config))
         if not (directory / SUMMARY).exists():
             train()

@@ -40,7 +40,7 @@ log = logging.getLogger("asr")
 
 @dataclasses.dataclass
 class Progress:
-    """What has happened since training began, on this rank; it goes into every checkpoint.
+    """What has happened since training began, on this rank; checkpoints carry rank 0's.
 
     ``samples`` are 30 ms frames of all workers. ``sent_density`` sums the density of the
     ``compressed_steps`` after the ramp. ``unaligned`` counts utterances whose CTC loss was
@@ -152,7 +152,7 @@ class SystemTrainer:
             write_json(self.directory / SUMMARY, self._summary())
 
     def _step(self, batch: Batch | None) -> float | None:
-        factor = self.config.schedule.factor(self.trainer.steps, self.steps)
+        factor = self.config.schedule.factor(self.stream.done)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.optimizer.learning_rate * factor
         frames, loss = 0, None
@@ -270,22 +270,21 @@ class SystemTrainer:
         save_checkpoint(
             self.directory / CHECKPOINTS,
             self.trainer,
-            shared={"steps_of_run": self.steps},
-            rank={
+            shared={
                 "progress": dataclasses.asdict(self.progress),
                 "stream": self.stream.state_dict(),
-                "rng": torch.get_rng_state(),
             },
+            rank={"rng": torch.get_rng_state()},
         )
 
     def _resume(self) -> None:
         checkpoints = list_checkpoints(self.directory / CHECKPOINTS)
         if not checkpoints:
             return
-        _, rank = load_checkpoint(checkpoints[-1], self.trainer)
+        shared, rank = load_checkpoint(checkpoints[-1], self.trainer)
+        self.progress = Progress(**shared["progress"])
+        self.stream.load_state_dict(shared["stream"])
         if rank is not None:
-            self.progress = Progress(**rank["progress"])
-            self.stream.load_state_dict(rank["stream"])
             torch.set_rng_state(rank["rng"])
         if self.topology.rank == 0:
             log.info("%s: goes on from %s", self.system, checkpoints[-1])

@@ -24,6 +24,7 @@ declare_option stop-stage number 9 "last stage to run"
 declare_option single boolean false "run stage 6"
 declare_option force boolean false "run stages that were done before"
 declare_option verify boolean false "check earlier outputs by content, not by size"
+declare_option resume boolean false "training goes on from its last checkpoint though settings changed"
 declare_option set list "" "key=value, a configuration value of the one stage that runs; also after --"
 declare_option python text "" "the interpreter; else \$VENV (or .venv), else python3"
 parse_options "$@"
@@ -83,6 +84,8 @@ dir=${dir#"$PWD/"}
 common=(--recipe "$recipe" --dir "$dir")
 [[ $force == false ]] || common+=(--force)
 [[ $verify == false ]] || common+=(--verify)
+training=()
+[[ $resume == false ]] || training+=(--resume)
 
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # Processes are what runs in parallel; threads of theirs would only contend for the cores.
@@ -93,10 +96,10 @@ run_stage 0 "make the corpus" corpus
 run_stage 1 "list and validate the utterances" manifests
 run_stage 2 "extract the features" features
 run_stage 3 "train the token model" tokens
-run_stage 4 "train the baseline ($baseline)" train --system "$baseline"
-run_stage 5 "train the two-tier system ($two_tier)" train --system "$two_tier"
+run_stage 4 "train the baseline ($baseline)" train --system "$baseline" "${training[@]}"
+run_stage 5 "train the two-tier system ($two_tier)" train --system "$two_tier" "${training[@]}"
 if [[ $single == true ]]; then
-    run_stage 6 "train the single-worker reference ($reference)" train --system "$reference"
+    run_stage 6 "train the single-worker reference ($reference)" train --system "$reference" "${training[@]}"
 elif ((stage == 6 && stop_stage == 6)); then
     die "stage 6 is off by default; add --single true"
 fi

@@ -198,6 +198,20 @@ def test_killed_training_goes_on_bit_for_bit(recipe, experiment, tmp_path):
     )
 
 
+def test_resume_goes_on_with_other_settings_and_another_world(recipe, experiment, tmp_path):
+    directory = tmp_path / "more"
+    shutil.copytree(experiment, directory)
+    command = train_command(recipe, directory, "workers=2", "epochs=20", "evaluations=2")
+    result = run(*command, "--resume", cwd=ROOT)
+    assert "goes on from" in result.stderr
+    assert "residuals and the unfinished block dropped" in result.stderr
+    counts = marker(directory, "train/two_tier")["counts"]
+    assert counts["steps"] > marker(experiment, "train/two_tier")["counts"]["steps"]
+    shutil.rmtree(directory / "train/two_tier/checkpoints")
+    result = run(*command, "seed=2", "--resume", cwd=ROOT, status=1)
+    assert "no checkpoint to resume from" in result.stderr
+
+
 def test_a_killed_worker_ends_training_with_its_rank(recipe, experiment, tmp_path):
     directory = tmp_path / "worker"
     for stage in ("corpus", "manifests", "features", "tokens"):

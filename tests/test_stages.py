@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -102,6 +104,21 @@ def test_a_rerun_that_fails_leaves_no_marker_behind(recipe):
         recipe.run("two", size=7)
     recipe.crash = False
     assert recipe.run("two")
+
+
+def test_two_processes_cannot_run_one_stage_at_once(recipe, tmp_path):
+    lock = tmp_path / "exp/.two.lock"
+    holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
+    process = subprocess.Popen(
+        [sys.executable, "-c", holds + "print('held', flush=True); sys.stdin.read()", str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(UserError, match="stage 'two' is being run by another process"):
+        recipe.run("two", size=3)
+    process.communicate()
+    assert recipe.run("two", size=3)
 
 
 def test_an_unreadable_marker_says_what_to_do(recipe):

@@ -12,8 +12,6 @@ entries as integers, so the result does not depend on the order in which they ar
 replica of a subgroup gets the same bits.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -61,16 +59,15 @@ def to_entries(positions: Tensor, quanta: Tensor) -> Tensor:
     return entries.repeat_interleave(quanta.abs()).to(torch.int32)
 
 
-def count(entries: Tensor, total: int) -> Tensor:
-    """Sum entries of all workers into signed counts, ``(total,)`` int32, whatever their order."""
-    signs = 1 - ((entries & 1) << 1)
-    counts = torch.zeros(total, dtype=torch.int32, device=entries.device)
-    return counts.index_add_(0, (entries >> 1).long(), signs.to(torch.int32))
+def count(entries: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum all workers' entries ``(E,)`` as integers: positions (int64) and signed counts (int32).
 
-
-def scale_counts(counts: Tensor, sizes: Sequence[int], scales: Tensor) -> Tensor:
-    """The decoded gradient ``(total,)`` float32: counts times ``scales`` (one a parameter)."""
-    gradient = counts.float()
-    for view, scale in zip(gradient.split(list(sizes)), scales.tolist(), strict=True):
-        view.mul_(scale)
-    return gradient
+    Both are ``(E,)``: a position that several entries name comes as often, each time with its
+    whole count. ``scratch``, ``(P,)`` int32 zeros, is left as zeros; to keep it from step to step
+    spares a pass over the model.
+    """
+    positions = (entries >> 1).long()
+    scratch.index_add_(0, positions, 1 - ((entries & 1) << 1))
+    counts = scratch[positions]
+    scratch[positions] = 0
+    return positions, counts

@@ -32,7 +32,8 @@ class Reduced:
     """What the subgroup made of it; the gradient is in ``Local.gradient``'s place.
 
     ``samples`` are the subgroup's. ``density``, ``residual_norm`` and ``residual_ratio`` (the
-    largest ``|r| / tau``) are None for Dense; ``overflow`` counts quanta that did not fit.
+    largest ``|r| / tau``, 1 if smaller) are None for Dense; ``overflow`` counts quanta that did
+    not fit.
     """
 
     samples: float
@@ -88,7 +89,7 @@ class DenseState:
     def reduce(self, local: Local) -> Reduced:
         """See ``InnerState``. A group of one rank leaves the gradient's bits alone."""
         gradient, samples = local.gradient, local.samples
-        finite = _is_finite(gradient)
+        finite = math.isfinite(float(gradient.norm()))
         if not finite:
             samples = 0.0
         counts = [samples, float(not finite), float(local.out_of_data)]
@@ -102,7 +103,7 @@ class DenseState:
             self._exchange.all_reduce(gradient)
         else:
             totals = counts
-        if self._clip is not None and totals[0]:
+        if totals[0]:
             clip_norm(gradient, self._clip)
         return Reduced(
             samples=totals[0],
@@ -178,6 +179,7 @@ class GTCState:
         self._exchange = exchange
         self._clip = None if clip is None else clip * math.sqrt(exchange.size)
         self._residual: Tensor | None = None  # made on the gradient's device at the first step
+        self._scratch: Tensor | None = None  # (P,) int32 zeros
         self._taus: Tensor | None = None  # (parameters,) float32 on the CPU
         self._reference = 0.0  # n_ref: samples a worker's batch held when training began
         self._capacity = 0
@@ -185,20 +187,20 @@ class GTCState:
     def reduce(self, local: Local) -> Reduced:
         """See ``InnerState``."""
         gradient, layout = local.gradient, self._layout
-        finite = _is_finite(gradient)
+        finite = clip_norm(gradient, self._clip)
         samples = local.samples if finite else 0.0
-        if finite and self._clip is not None:
-            clip_norm(gradient, self._clip)
         if self._taus is None:
             self._agree_on_start(gradient, samples)
         if self._residual is None:
             self._residual = torch.zeros_like(gradient)
+        if self._scratch is None:
+            self._scratch = torch.zeros_like(gradient, dtype=torch.int32)
         taus, residual = self._require_taus(), self._residual
 
-        positions, quanta, wanted = self._select(gradient, residual, samples, taus)
+        passed, quanta, wanted = self._select(gradient, residual, samples, taus)
         start = local.step * ROTATION % layout.total
-        positions, quanta = codec.limit(positions, quanta, self._capacity, start)
-        codec.subtract(residual, positions, quanta, self._tau_by_position(positions, taus))
+        positions, quanta = codec.limit(passed, quanta, self._capacity, start)
+        codec.subtract(residual, positions, quanta, self._by_parameter(taus, positions))
         entries = codec.to_entries(positions, quanta)
 
         flags = (0 if finite else message.NOT_FINITE) | (
@@ -219,9 +221,11 @@ class GTCState:
             gathered, len(layout.names), self._exchange.ranks, self._exchange.index
         )
 
-        counts = codec.count(received.entries, layout.total)
+        where, counts = codec.count(received.entries, self._scratch)
         scale = self._reference / received.samples if received.samples else 0.0
-        gradient.copy_(codec.scale_counts(counts, layout.sizes, taus.double() * scale))
+        scales = self._by_parameter((taus.double() * scale).float(), where)
+        gradient.zero_()
+        gradient[where] = counts * scales
         report = Reduced(
             samples=received.samples,
             not_finite=received.not_finite,
@@ -231,10 +235,7 @@ class GTCState:
             * (packed.numel() - self._capacity + entries.numel()),
             density=received.entries.numel() / (layout.total * self._exchange.size),
             residual_norm=float(residual.norm()),
-            residual_ratio=max(
-                float(part.abs().max() / tau)
-                for part, tau in zip(layout.split(residual), taus, strict=True)
-            ),
+            residual_ratio=_largest(residual[passed].abs() / self._by_parameter(taus, passed)),
             overflow=int(wanted.sum()) - entries.numel(),
         )
         self._adapt(received, taus, local.step)
@@ -309,9 +310,10 @@ class GTCState:
             offset += part.numel()
         return torch.cat(positions), torch.cat(quanta), wanted
 
-    def _tau_by_position(self, positions: Tensor, taus: Tensor) -> Tensor:
+    def _by_parameter(self, values: Tensor, positions: Tensor) -> Tensor:
+        """For each flat position the value of its parameter."""
         ends = torch.tensor(self._layout.sizes).cumsum(0).to(positions.device)
-        return taus.to(positions.device)[torch.searchsorted(ends, positions, right=True)]
+        return values.to(positions.device)[torch.searchsorted(ends, positions, right=True)]
 
     def _adapt(self, received: message.Received, taus: Tensor, step: int) -> None:
         """The next step's taus and capacity, from counts that all ranks have gathered."""
@@ -328,15 +330,20 @@ class GTCState:
         return min(roomy, self._layout.total * self._settings.max_quanta)
 
 
-def clip_norm(gradient: Tensor, bound: float) -> None:
-    """Scale a gradient ``(P,)`` down to norm ``bound`` if it is longer, in place."""
+def clip_norm(gradient: Tensor, bound: float | None) -> bool:
+    """Scale a gradient ``(P,)`` down to norm ``bound`` if it is longer, in place.
+
+    Returns whether it is finite; one that is not is left alone.
+    """
     norm = float(gradient.norm())
-    if norm > bound:
+    if bound is not None and bound < norm < math.inf:
         gradient.mul_(bound / norm)
+    return math.isfinite(norm)
 
 
-def _is_finite(gradient: Tensor) -> bool:
-    return math.isfinite(float(gradient.sum())) or bool(gradient.isfinite().all())
+def _largest(ratios: Tensor) -> float:
+    """The largest of the ratios, or the 1 below which all elements lie that are not in them."""
+    return max(1.0, float(ratios.max())) if ratios.numel() else 1.0
 
 
 def _float64(values: list[float], device: torch.device) -> Tensor:

@@ -22,8 +22,9 @@ class StepReport:
     gradient was left out. Bytes are what this rank sent in this step: ``inner_payload`` what the
     entries and headers needed, ``inner_wire`` what went out (a message has its capacity's size),
     ``outer_wire`` all of tier 2. ``density`` (sent quanta an element and worker),
-    ``residual_norm``, ``residual_ratio`` (largest ``|r| / tau``) and ``overflow`` (quanta that
-    did not fit the message) are GTC's; None or 0 otherwise. ``block`` is set when a block ended.
+    ``residual_norm``, ``residual_ratio`` (largest ``|r| / tau``, 1 if smaller) and ``overflow``
+    (quanta that did not fit the message) are GTC's; None or 0 otherwise. ``block`` is set when a
+    block ended.
     """
 
     step: int

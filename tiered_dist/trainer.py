@@ -208,7 +208,7 @@ class TieredTrainer:
         )
         inner_wire = self.topology.inner.bytes_sent - inner_sent
         if reduced.samples > 0:
-            self._write_gradients()
+            self._hand_over_gradients()
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
@@ -254,12 +254,11 @@ class TieredTrainer:
         self._block_start = self.steps
         self._block_samples = 0.0
 
-    def _write_gradients(self) -> None:
+    def _hand_over_gradients(self) -> None:
+        """Let the optimizer see the reduced gradient, in place of what ``backward`` left."""
         views = self._layout.split(self._gradient)
         for parameter, view in zip(self._parameters, views, strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(view.view_as(parameter))
+            parameter.grad = view.view_as(parameter).to(parameter.dtype)
 
     def _flat(self, tensors: Iterable[Tensor | None]) -> Tensor:
         device = self._parameters[0].device

@@ -8,13 +8,9 @@ The splits are train, dev and test-seen, with the same voices, and test-unseen, 
 bytes depend on the configuration alone, not on the number of processes or on interruptions.
 """
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
-import os
 import random
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +26,7 @@ from asr.corpora.voices import SAMPLE_RATE, SEEN_VOICES, UNSEEN_VOICES, Voice, f
 from asr.corpora.voices import synthesise as speak
 from asr.errors import UserError
 from asr.files import atomic_write, read_json, write_json, write_text
+from asr.processes import cores, worker_pool
 
 SPLITS = ("train", "dev", "test-seen", "test-unseen")
 CHAPTER_SIZE = 100
@@ -119,8 +116,7 @@ def make_corpus(directory: Path, config: SyntheticConfig) -> dict[str, Any]:
     sentences = draw_sentences(config)
     lines = plan(config, sentences)
     _claim(directory, config)
-    frames = _speak_all(directory, lines, config.jobs or os.cpu_count() or 1)
-    _remove_partial_files(directory, lines)
+    frames = _speak_all(directory, lines, config.jobs or cores())
     _write_transcripts(directory, lines)
     _write_speakers(directory, lines, frames)
     return _count(sentences, lines, frames)
@@ -245,25 +241,11 @@ def _in_parallel(directory: Path, lines: Sequence[Line], jobs: int) -> Iterator[
     if jobs == 1:
         yield from map(_speak_one, folders, lines)
         return
-    pool = concurrent.futures.ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=_die_with_parent
-    )
+    pool = worker_pool(jobs, preload=__name__)
     try:
         yield from pool.map(_speak_one, folders, lines, chunksize=8)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _die_with_parent() -> None:
-    """End this worker when the process that started it is killed; else it would wait for ever."""
-
-    def follow() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def _speak_one(directory: Path, line: Line) -> int:
@@ -275,13 +257,6 @@ def _speak_one(directory: Path, line: Line) -> int:
     with atomic_write(path) as partial:
         soundfile.write(partial, samples, SAMPLE_RATE, subtype="PCM_16", format="FLAC")
     return len(samples)
-
-
-def _remove_partial_files(directory: Path, lines: Sequence[Line]) -> None:
-    """Remove what a killed run left behind."""
-    for folder in {line.folder for line in lines}:
-        for partial in (directory / folder).glob(".partial-*"):
-            partial.unlink()
 
 
 def _write_transcripts(directory: Path, lines: Sequence[Line]) -> None:
