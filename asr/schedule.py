@@ -23,6 +23,6 @@ class ScheduleConfig:
         """What multiplies the learning rate when the share ``done`` of all steps is done."""
         if done < self.warmup:
             return self.start + (1 - self.start) * done / self.warmup
-        if done < self.hold:
+        if done <= self.hold:
             return 1.0
         return 1 - (1 - self.final) * (done - self.hold) / (1 - self.hold)

@@ -1,0 +1,92 @@
+"""What a training run is asked, and the check that it was what it is named for."""
+
+import pytest
+import torch
+
+from asr.errors import UserError
+from asr.schedule import ScheduleConfig
+from asr.train import check_tiers
+from asr.train_config import InnerConfig, OptimizerConfig, OuterConfig, TrainConfig
+from tiered_dist import BMUF, GTC, Dense, TargetDensity
+
+CONFIG = TrainConfig(title="x", workers=4, subgroup_size=2, outer=OuterConfig("bmuf"))
+GOOD = {
+    "system": "two_tier",
+    "inner": "gtc",
+    "outer": "bmuf",
+    "density": 0.01,
+    "blocks": 20,
+    "block_momentum": 0.5,
+    "subgroups": 2,
+    "least_spread": 0.001,
+}
+
+
+def test_a_run_in_two_tiers_passes():
+    check_tiers(GOOD, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"density": 0.0101}, "density after the ramp 0.0101, above 0.01"),
+        ({"density": None}, "density after the ramp None"),
+        ({"blocks": 19}, "19 blocks, fewer than 10/.1 - eta. = 20"),
+        ({"block_momentum": 0.75}, "20 blocks, fewer than 10/.1 - eta. = 40"),
+        ({"least_spread": 0.0}, "did not differ before a block's end"),
+        ({"least_spread": None}, "did not differ before a block's end"),
+    ],
+)
+def test_a_run_that_was_not_fails_with_the_figures(change, message):
+    with pytest.raises(UserError, match=message):
+        check_tiers({**GOOD, **change}, CONFIG)
+
+
+def test_the_check_asks_of_a_system_only_the_tiers_it_has():
+    check_tiers({**GOOD, "inner": "none", "density": None, "block_momentum": 0.5}, CONFIG)
+    check_tiers({**GOOD, "outer": "none", "blocks": 0, "least_spread": None}, CONFIG)
+
+
+def test_the_learning_rate_warms_up_holds_and_decays():
+    schedule = ScheduleConfig(warmup=0.1, hold=0.5, start=0.2, final=0.0)
+    factors = [schedule.factor(done) for done in (0.0, 0.05, 0.1, 0.3, 0.5, 0.75, 1.0)]
+    assert factors == pytest.approx([0.2, 0.6, 1.0, 1.0, 1.0, 0.5, 0.0])
+    assert ScheduleConfig(warmup=0, hold=1).factor(1.0) == 1.0
+
+
+def test_settings_become_tiers_of_the_library():
+    assert InnerConfig().make(steps=100) == Dense()
+    inner = InnerConfig("gtc", density=0.02, density_start=0.1, ramp=0.3, max_quanta=2)
+    assert inner.make(steps=100) == GTC(TargetDensity(0.02, 0.1, 30), 2, "keep")
+    assert OuterConfig().make() is None
+    outer = OuterConfig("bmuf", 7, 0.8, 0.9, True, "keep")
+    assert outer.make() == BMUF(7, 0.8, 0.9, True, "keep")
+
+
+def test_optimizers_by_name():
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    sgd = OptimizerConfig(learning_rate=0.3, momentum=0.8).make(parameters)
+    assert isinstance(sgd, torch.optim.SGD)
+    assert (sgd.defaults["lr"], sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (
+        0.3,
+        0.8,
+        True,
+    )
+    assert not OptimizerConfig(momentum=0.0).make(parameters).defaults["nesterov"]
+    adam = OptimizerConfig(kind="adam", learning_rate=1e-3).make(parameters)
+    assert isinstance(adam, torch.optim.Adam) and adam.defaults["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workers": 4, "subgroup_size": 3}, "subgroup_size=3 does not divide workers=4"),
+        ({"workers": 4, "subgroup_size": 2}, "several subgroups that never meet"),
+        ({"epochs": 0}, "epochs=0"),
+    ],
+)
+def test_impossible_runs_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(title="x", **settings)
+    with pytest.raises(ValueError, match="warmup"):
+        ScheduleConfig(warmup=0.5, hold=0.4)
