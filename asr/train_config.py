@@ -72,7 +72,7 @@ class OuterConfig:
     momentum: float | Literal["auto"] = "auto"
     learning_rate: float = 1.0
     nesterov: bool = False
-    inner_state: Literal["reset", "keep"] = "reset"
+    inner_state: Literal["auto", "reset", "keep"] = "auto"
 
     def make(self) -> BMUF | None:
         """The settings, or None."""

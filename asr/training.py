@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import time
 from typing import Any
 
@@ -22,11 +21,13 @@ from asr.stages import Workspace
 from asr.tokens import Tokenizer
 from asr.train_config import TrainConfig
 from tiered_dist import (
+    BlockReport,
     StepReport,
     TieredTrainer,
     Topology,
     list_checkpoints,
     load_checkpoint,
+    local_device,
     save_checkpoint,
 )
 
@@ -80,7 +81,7 @@ class SystemTrainer:
                 f"{self.topology.world_size} ranks"
             )
         torch.manual_seed(config.seed)  # the same model on every rank
-        self.device = _device()
+        self.device = local_device()
         splits = workspace.require("corpus")["counts"]["splits"]
         statistics = read_json(workspace.directory("features") / "statistics.json")
         self.tokenizer = Tokenizer(workspace.directory("tokens") / "tokens.model")
@@ -144,7 +145,7 @@ class SystemTrainer:
                 self._evaluate(writer)
                 self._save()
             begin = time.monotonic()
-        self.trainer.finish()
+        self._account_block(self.trainer.finish())
         self._evaluate(writer)
         bar.close()
         if writer is not None:
@@ -191,14 +192,17 @@ class SystemTrainer:
         if report.density is not None and report.step > self.config.inner.ramp_steps(self.steps):
             progress.sent_density += report.density
             progress.compressed_steps += 1
-        if report.block is not None:
-            progress.samples += report.block.samples
-            if report.block.samples > 0:
-                least = progress.least_spread
-                spread = report.block.spread
-                progress.least_spread = spread if least is None else min(least, spread)
-        elif self.config.outer.kind == "none":
+        if self.config.outer.kind == "none":
             progress.samples += report.samples
+        self._account_block(report.block)
+
+    def _account_block(self, block: BlockReport | None) -> None:
+        if block is None:
+            return
+        progress, least = self.progress, self.progress.least_spread
+        progress.samples += block.samples
+        progress.least_spread = block.spread if least is None else min(least, block.spread)
+        progress.not_finite += block.not_finite
 
     def _check_health(self) -> None:
         share = self.progress.not_finite / (self.trainer.steps * self.topology.inner.size)
@@ -274,7 +278,7 @@ class SystemTrainer:
                 "progress": dataclasses.asdict(self.progress),
                 "stream": self.stream.state_dict(),
             },
-            rank={"rng": torch.get_rng_state()},
+            rank={"random": _random_state(self.device)},
         )
 
     def _resume(self) -> None:
@@ -285,7 +289,7 @@ class SystemTrainer:
         self.progress = Progress(**shared["progress"])
         self.stream.load_state_dict(shared["stream"])
         if rank is not None:
-            torch.set_rng_state(rank["rng"])
+            _set_random_state(rank["random"], self.device)
         if self.topology.rank == 0:
             log.info("%s: goes on from %s", self.system, checkpoints[-1])
 
@@ -332,7 +336,15 @@ def _percent(rate: float | None) -> str:
     return "-" if rate is None else f"{100 * rate:.2f}%"
 
 
-def _device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    """What dropout draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -17,19 +17,19 @@ def test_target_falls_geometrically_and_stays():
 def test_first_tau_lets_the_target_share_pass():
     gradients = [torch.randn(5000), torch.randn(300) * 1e-4]
     threshold = TargetDensity(end=0.01, start=0.1, ramp_steps=10)
-    for gradient, tau in zip(gradients, threshold.initial(gradients), strict=True):
+    for gradient, tau in zip(gradients, threshold.initial(gradients, step=0), strict=True):
         assert int((gradient.abs() >= tau).sum()) == pytest.approx(0.1 * gradient.numel(), abs=1)
 
 
 def test_first_tau_of_a_tensor_without_gradient_is_positive():
-    taus = TargetDensity().initial([torch.zeros(10), torch.ones(10)])
+    taus = TargetDensity().initial([torch.zeros(10), torch.ones(10)], step=0)
     assert taus[0] == taus[1] == 1
-    assert TargetDensity().initial([torch.zeros(10)])[0] > 0
+    assert TargetDensity().initial([torch.zeros(10), torch.zeros(0)], step=0)[0] > 0
 
 
 def test_fixed_tau_never_moves():
     threshold = FixedThreshold(0.5)
-    taus = threshold.initial([torch.ones(3), torch.zeros(2)])
+    taus = threshold.initial([torch.ones(3), torch.zeros(2)], step=0)
     assert taus.tolist() == [0.5, 0.5]
     assert torch.equal(threshold.update(taus, torch.tensor([1.0, 0.0]), 3), taus)
 
@@ -46,7 +46,7 @@ def test_density_settles_at_the_target(scale, drift_over_noise):
     for step in range(1000):
         gradient = (drift + torch.randn(size, generator=generator)) * scale
         if taus is None:
-            taus = threshold.initial([gradient])
+            taus = threshold.initial([gradient], step)
         residual.add_(gradient)
         positions, quanta = codec.quantise(residual, float(taus[0]), 1)
         codec.subtract(residual, positions, quanta, taus.expand(len(positions)))

@@ -41,3 +41,18 @@ def test_without_a_process_group_the_world_is_this_process():
     topology = Topology.build("host")
     assert (topology.world_size, topology.subgroups, topology.subgroup) == (1, ((0,),), 0)
     assert "1 ranks in 1 subgroups" in topology.describe()
+
+
+def bytes_sent():
+    exchange = Topology.build(4).inner
+    counts = [0]
+    for collective in (exchange.all_gather, exchange.all_reduce, exchange.broadcast):
+        collective(torch.zeros(10))
+        counts.append(exchange.bytes_sent)
+    return [after - before for before, after in zip(counts, counts[1:], strict=False)]
+
+
+def test_bytes_are_counted_as_rings_send_them(tmp_path):
+    results = run_ranks(4, bytes_sent, tmp_path)
+    assert results[0] == [3 * 40, 2 * 3 * 40 // 4, 3 * 40]
+    assert results[1:] == [[3 * 40, 2 * 3 * 40 // 4, 0]] * 3

@@ -153,6 +153,230 @@ def test_gtc_loses_nothing_between_ranks(tmp_path):
     assert applied.abs().sum() > 0
 
 
+class Vector(nn.Module):
+    """Parameters whose gradients the tests set by hand."""
+
+    def __init__(self, sizes=(50,)):
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
+
+
+def hand_trainer(model, subgroups, inner, outer=None, clip=None, lr=1.0):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return TieredTrainer(model, optimizer, Topology.build(subgroups), inner, outer, clip)
+
+
+def noise(*seed, size=50):
+    generator = torch.Generator().manual_seed(sum(s * 1000**i for i, s in enumerate(seed)))
+    return torch.randn(size, generator=generator)
+
+
+def compare_with_dense(steps):
+    """Moves of Dense and of GTC with a tiny tau, under uneven, idle and non-finite ranks."""
+    rank = int(os.environ["RANK"])
+    models = Vector((30, 20)), Vector((30, 20))
+    fine = GTC(FixedThreshold(1e-4), max_quanta=1 << 15)
+    trainers = [
+        hand_trainer(model, 2, inner, BMUF(1000))
+        for model, inner in zip(models, (Dense(), fine), strict=True)
+    ]
+    trainers[1]._inner.CAPACITY_MARGIN = 50  # or what varies too much would come a step late
+    worst = 0.0
+    for step in range(steps):
+        samples = [2, 2, 2, 2] if step == 0 else [(3 * step + 5 * r) % 7 + 2 for r in range(4)]
+        if step % 4 == 3:
+            samples[step % 3] = 0
+        moves, reports = [], []
+        for model, trainer in zip(models, trainers, strict=True):
+            before = flat(model)
+            for part, size in zip(model.parts, (30, 20), strict=True):
+                part.grad = noise(rank, step, size, size=size) / size
+            if step % 5 == 4 and rank == step % 4:
+                model.parts[1].grad[3] = float("inf")
+            reports.append(trainer.step(samples=samples[rank]))
+            moves.append(flat(model) - before)
+        assert reports[0].samples == reports[1].samples
+        assert reports[0].not_finite == reports[1].not_finite
+        worst = max(worst, float((moves[0] - moves[1]).abs().max()))
+    return worst
+
+
+def test_gtc_with_a_tiny_tau_is_dense(tmp_path):
+    for worst in run_ranks(4, compare_with_dense, tmp_path, 20):
+        assert worst < 0.005  # of moves of about 0.05; a residual holds up to tau, times n_ref / n
+
+
+def conserve_with_overflow(steps):
+    """Two parameters of very different scale, and a message too small for what wants to go."""
+    model = Vector((400, 400))
+    trainer = hand_trainer(model, 2, GTC(TargetDensity(0.5, 0.5), max_quanta=4))
+    trainer._inner.MIN_CAPACITY = 16
+    trainer._inner.CAPACITY_MARGIN = 0.5
+    rank, total, overflow, ends = int(os.environ["RANK"]), torch.zeros(800), 0, set()
+    for step in range(steps):
+        for part, scale in zip(model.parts, (1.0, 1e-3), strict=True):
+            part.grad = (noise(rank, step, size=400) + 0.5) * scale
+        total += torch.cat([part.grad for part in model.parts])
+        report = trainer.step(samples=3)
+        overflow += report.overflow
+        ends.add(report.residual_norm)
+    residual = trainer.state_dict()["rank"]["inner"]["residual"]
+    return total, torch.cat(list(residual.values())), -flat(model), overflow
+
+
+def test_nothing_is_lost_when_messages_overflow(tmp_path):
+    (total0, residual0, applied, overflow), (total1, residual1, other, _) = run_ranks(
+        2, conserve_with_overflow, tmp_path, 30
+    )
+    assert overflow > 0
+    assert torch.equal(applied, other)
+    came_in, went_out = total0 + total1, 2 * applied + residual0 + residual1
+    for part in (slice(0, 400), slice(400, 800)):
+        scale = came_in[part].abs().max()
+        torch.testing.assert_close(came_in[part] / scale, went_out[part] / scale, atol=1e-4, rtol=0)
+        assert float(applied[part].abs().sum() / came_in[part].abs().sum()) > 0.2
+
+
+def clipped_norm(inner, same):
+    model = Vector()
+    trainer = hand_trainer(model, 4, inner, clip=1.0)
+    rank = 0 if same else trainer.topology.rank
+    model.parts[0].grad = noise(rank) * 100
+    trainer.step(samples=5)
+    return float(flat(model).norm())
+
+
+def test_clipping_rule_of_both_tiers_one(tmp_path):
+    fine = GTC(FixedThreshold(1e-3), max_quanta=1 << 15)
+    assert run_ranks(4, clipped_norm, tmp_path, Dense(), False)[0] == pytest.approx(1, rel=1e-3)
+    assert run_ranks(4, clipped_norm, tmp_path, Dense(), True)[0] == pytest.approx(1, rel=1e-3)
+    # Four independent contributions of norm 2 / 4 each; four equal ones add up.
+    assert run_ranks(4, clipped_norm, tmp_path, fine, False)[0] == pytest.approx(1, rel=0.15)
+    assert run_ranks(4, clipped_norm, tmp_path, fine, True)[0] == pytest.approx(2, rel=1e-2)
+
+
+UNEVEN = ((0,), (1, 2, 3))
+SAMPLES = [(4, 2, 0, 6), (1, 3, 5, 2), (0, 0, 0, 0), (0, 0, 0, 0), (2, 1, 1, 1), (0, 0, 9, 0)]
+
+
+def filtered():
+    """K = 2, Nesterov, zeta 0.7, uneven subgroups, a block without data."""
+    model = Vector()
+    trainer = hand_trainer(model, UNEVEN, Dense(), BMUF(2, "auto", 0.7, nesterov=True), lr=0.1)
+    points = []
+    for step, samples in enumerate(SAMPLES):
+        model.parts[0].grad = noise(trainer.topology.rank, step)
+        report = trainer.step(samples=samples[trainer.topology.rank])
+        if step % 2:
+            points.append(
+                (flat(model), flat(trainer.model_for_eval()), report.block and report.block.spread)
+            )
+    return points, trainer.blocks
+
+
+def filter_oracle():
+    """The same from the equations, in float64; eta = 1 - 1/2."""
+    start, w, d = (torch.zeros(50, dtype=torch.float64) for _ in range(3))
+    points = []
+    for block in range(3):
+        moves, weights = [], []
+        for subgroup in UNEVEN:
+            move, count = torch.zeros(50, dtype=torch.float64), 0
+            for step in (2 * block, 2 * block + 1):
+                total = sum(SAMPLES[step][rank] for rank in subgroup)
+                count += total
+                for rank in subgroup if total else ():
+                    move -= 0.1 * noise(rank, step).double() * SAMPLES[step][rank] / total
+            moves.append(move)
+            weights.append(count)
+        spread = None
+        if sum(weights):
+            share = [weight / sum(weights) for weight in weights]
+            mean = sum(s * move for s, move in zip(share, moves, strict=True))
+            variance = sum(
+                s * float((move - mean).square().sum())
+                for s, move in zip(share, moves, strict=True)
+            )
+            spread = variance**0.5 / float(mean.norm())
+            d = 0.5 * d + 0.7 * mean
+            w = w + d
+            start = w + 0.5 * d
+        points.append((start.float(), w.float(), spread))
+    return points
+
+
+def test_the_whole_second_tier_against_its_equations(tmp_path):
+    expected = filter_oracle()
+    for points, blocks in run_ranks(4, filtered, tmp_path):
+        assert blocks == 2
+        for (start, w, spread), (start_, w_, spread_) in zip(points, expected, strict=True):
+            torch.testing.assert_close(start, start_, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(w, w_, rtol=1e-5, atol=1e-6)
+            assert spread == (spread_ if spread_ is None else pytest.approx(spread_, rel=1e-4))
+
+
+def idle_then_full():
+    """Rank 0 has no batch in the second step: what its residual holds must wait."""
+    model = Vector((4,))
+    trainer = hand_trainer(model, 2, GTC(FixedThreshold(1.0)))
+    rank = trainer.topology.rank
+    for step in range(2):
+        model.parts[0].grad = torch.full((4,), 0.75 if step == 0 else 1.0)
+        report = trainer.step(samples=0 if rank == 0 and step == 1 else 2)
+    residual = trainer.state_dict()["rank"]["inner"]["residual"]["parts.0"]
+    return residual[0].item(), report.density, -flat(model)[0].item()
+
+
+def test_an_idle_workers_residual_waits(tmp_path):
+    idle, busy = run_ranks(2, idle_then_full, tmp_path)
+    assert idle == (0.75, 1.0, 1.0)  # density: of the workers that sent, all of their elements
+    assert busy == (0.75, 1.0, 1.0)
+
+
+def overflow_in_one_subgroup():
+    model = Vector()
+    trainer = hand_trainer(model, 1, Dense(), BMUF(1, momentum=0.0))
+    model.parts[0].grad = torch.ones(50)
+    if trainer.topology.rank == 1:
+        with torch.no_grad():
+            model.parts[0][7] = float("inf")
+    report = trainer.step(samples=2)
+    return report.block.not_finite, report.block.samples, flat(model)
+
+
+def test_a_subgroup_whose_model_overflowed_is_left_out(tmp_path):
+    for not_finite, samples, model in run_ranks(3, overflow_in_one_subgroup, tmp_path):
+        assert (not_finite, samples) == (1, 4.0)
+        assert torch.equal(model, torch.full((50,), -1.0))
+
+
+def frozen_and_buffers():
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[0].requires_grad_(False)
+    with torch.no_grad():
+        model[1].running_mean.normal_()
+    hand_trainer(model, 2, Dense())
+    return flat(model), model[1].running_mean
+
+
+def test_frozen_parameters_and_buffers_start_equal(tmp_path):
+    (one, mean), (other, other_mean) = run_ranks(2, frozen_and_buffers, tmp_path)
+    assert torch.equal(one, other) and torch.equal(mean, other_mean)
+
+
+def out_of_step(inner):
+    trainer = hand_trainer(Vector(), 2, inner)
+    trainer.steps = trainer.topology.rank
+    trainer.step(samples=1)
+
+
+@pytest.mark.parametrize("inner", [Dense(), GTC_TEST])
+def test_ranks_at_different_steps_are_told(tmp_path, inner):
+    for result in run_ranks(2, out_of_step, tmp_path, inner):
+        assert "ExchangeError: step" in str(result)
+
+
 # ---- uneven data ---------------------------------------------------------------------------
 
 
@@ -256,7 +480,9 @@ def run_with_checkpoints(root, steps, save_at, subgroups=2):
         assert shared == {"note": "shared"}
         assert rank is None or rank == {"place": trainer.topology.rank}
     for step in range(trainer.steps, steps):
-        trainer.step(samples=backward(trainer, step))
+        # The subgroups' shares of the samples change from step to step.
+        size = 4 + step * (trainer.topology.rank + 2) % 5
+        trainer.step(samples=backward(trainer, step, size))
         if trainer.steps in save_at:
             save_checkpoint(root, trainer, {"note": "shared"}, {"place": trainer.topology.rank})
     trainer.finish()
@@ -264,7 +490,7 @@ def run_with_checkpoints(root, steps, save_at, subgroups=2):
     return (
         flat(trainer.model),
         flat(trainer.model_for_eval()),
-        torch.cat([value.flatten() for value in residual.values()]),
+        torch.cat([torch.zeros(0), *(value.flatten() for value in residual.values())]),
     )
 
 
@@ -291,6 +517,49 @@ def test_another_world_size_resumes_without_residuals(tmp_path):
     run_ranks(4, run_with_checkpoints, tmp_path, root, 6, (6,))
     results = run_ranks(2, run_with_checkpoints, tmp_path, root, 10, (), 1)
     assert torch.equal(results[0][1], results[1][1])
+    resumed = run_ranks(2, run_with_checkpoints, tmp_path, root, 6, (), 1)
+    assert all(len(residual) == 0 for _, _, residual in resumed)
+
+
+def load_with(root, inner, outer):
+    trainer = make_trainer(2 if outer else 4, inner, outer)
+    load_checkpoint(list_checkpoints(root)[-1], trainer)
+    model = flat(trainer.model)
+    trainer.step(samples=backward(trainer, 0))
+    return model, len(trainer.optimizer.state)
+
+
+def test_tiers_may_come_and_go_between_checkpoints(tmp_path):
+    root = tmp_path / "checkpoints"
+    run_ranks(4, run_with_checkpoints, tmp_path, root, 6, (6,))
+    saved = torch.load(root / "step-00000006/shared.pt", weights_only=True)["filter_model"]
+    w = torch.cat([value.flatten() for value in saved.values()])
+    for inner in (Dense(), GTC_TEST):
+        for model, _ in run_ranks(4, load_with, tmp_path, root, inner, None):
+            assert torch.equal(model, w)
+    root = tmp_path / "dense"
+    run_ranks(4, save_dense, tmp_path, root)
+    for model, _ in run_ranks(4, load_with, tmp_path, root, GTC_TEST, BMUF(2)):
+        assert bool(model.isfinite().all())
+
+
+def save_dense(root):
+    trainer = make_trainer(4, Dense())
+    trainer.step(samples=backward(trainer, 0))
+    save_checkpoint(root, trainer, {}, {})
+
+
+def save_an_earlier_step(root):
+    trainer = make_trainer(1, Dense())
+    for number in (800, 1000):
+        trainer.steps = number
+        save_checkpoint(root, trainer, {}, {})
+    trainer.steps = 100
+    return save_checkpoint(root, trainer, {}, {}).exists()
+
+
+def test_a_new_checkpoint_survives_older_ones_with_larger_numbers(tmp_path):
+    assert run_ranks(1, save_an_earlier_step, tmp_path, tmp_path / "checkpoints") == [True]
 
 
 def load_from(root):

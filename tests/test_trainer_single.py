@@ -238,6 +238,102 @@ def test_frozen_tied_unused_and_transposed_parameters():
     torch.testing.assert_close(results[0], results[1])
 
 
+def test_parameters_frozen_or_replaced_afterwards_are_noticed():
+    for change in ("freeze", "replace"):
+        model = make_model()
+        trainer = make_trainer(model, Dense(), BMUF(1))
+        if change == "freeze":
+            model[0].bias.requires_grad_(False)
+        else:
+            model[0].bias = nn.Parameter(torch.zeros(10))
+        backward(model, 0)
+        with pytest.raises(ValueError, match="no longer those"):
+            trainer.step()
+
+
+def test_adam_keeps_its_moments_by_default():
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    trainer = TieredTrainer(model, optimizer, Topology.build(1), Dense(), BMUF(1))
+    backward(model, 0)
+    trainer.step()
+    assert len(optimizer.state) == 4
+
+
+def test_few_samples_do_not_blow_up_what_the_residual_holds():
+    """A step of one sample after full batches delivers no more than a full batch would."""
+    model = nn.Linear(100, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    trainer = make_trainer(model, GTC(FixedThreshold(1.0)), lr=1.0, momentum=0.0)
+    moves = []
+    for samples in (1000, 1000, 1):
+        before = model.weight.detach().clone()
+        model.weight.grad = torch.full((1, 100), 0.6)
+        trainer.step(samples=samples)
+        moves.append(float((model.weight.detach() - before).abs().max()))
+    assert moves == [0.0, 1.0, 0.0]
+    model.weight.grad = torch.full((1, 100), 0.9)
+    before = model.weight.detach().clone()
+    trainer.step(samples=900)
+    assert float((model.weight.detach() - before).abs().max()) == pytest.approx(1000 / 1000)
+
+
+def test_a_first_gradient_of_zeros_does_not_set_the_thresholds():
+    model = make_model()
+    trainer = make_trainer(model, GTC(TargetDensity(0.1, 0.1)))
+    trainer.step(samples=5)
+    assert trainer.state_dict()["subgroup"]["inner"]["taus"] == {}
+    backward(model, 0)
+    assert trainer.step(samples=5).density > 0
+
+
+def test_one_poor_step_does_not_starve_the_next_message():
+    model = nn.Linear(200, 200, bias=False)
+    trainer = make_trainer(model, GTC(TargetDensity(0.05, 0.05)))
+    generator = torch.Generator().manual_seed(0)
+    overflow = []
+    for step in range(40):
+        model.weight.grad = torch.randn(200, 200, generator=generator) * 1e-3
+        overflow.append(trainer.step(samples=1 if step == 30 else 100).overflow)
+    assert max(overflow[20:]) == 0
+
+
+def test_a_burst_is_spread_over_the_next_steps():
+    model = nn.Linear(200, 200, bias=False)
+    trainer = make_trainer(model, GTC(TargetDensity(0.01, 0.01), max_quanta=8))
+    generator = torch.Generator().manual_seed(0)
+    reports = []
+    for step in range(80):
+        model.weight.grad = torch.randn(200, 200, generator=generator) * (1 if step == 40 else 1e-3)
+        reports.append(trainer.step(samples=5))
+    assert max(report.density for report in reports[10:]) <= 0.02
+    assert reports[40].overflow > 10_000
+    assert reports[45].density > 0.01
+
+
+def test_leaving_batches_early_leaves_no_trace():
+    model = make_model()
+    trainer = make_trainer(model, Dense())
+    for _ in trainer.batches([None, 1]):
+        trainer.step(samples=5)
+        break
+    backward(model, 0)
+    assert trainer.step(samples=5).samples == 5
+
+
+def test_finish_within_the_loop_does_not_end_the_data():
+    model = make_model()
+    trainer = make_trainer(model, Dense(), BMUF(4))
+    taken = 0
+    for step in trainer.batches(range(10)):
+        backward(model, step)
+        trainer.step(samples=5)
+        taken += 1
+        if step == 1:
+            trainer.finish()
+    assert taken == 10
+
+
 def test_lstm_weights_stay_in_place_after_a_block():
     model = nn.LSTM(4, 5, num_layers=2)
     addresses = [p.data_ptr() for p in model.parameters()]
@@ -267,8 +363,12 @@ def test_settings_that_do_not_fit_are_refused():
         TieredTrainer(model, partial, Topology.build(1), Dense())
     with pytest.raises(ValueError, match="no parameter"):
         TieredTrainer(nn.Identity(), partial, Topology.build(1), Dense())
-    with pytest.raises(ValueError, match="negative"):
-        make_trainer(model, Dense()).step(samples=-1)
+    for samples in (-1, float("nan")):
+        with pytest.raises(ValueError, match="negative"):
+            make_trainer(model, Dense()).step(samples=samples)
+    for clip in (0.0, -1.0):
+        with pytest.raises(ValueError, match="clip"):
+            make_trainer(model, Dense(), clip=clip)
     for settings in ({"max_quanta": 0}, {"residual": "lose"}):
         with pytest.raises(ValueError):
             GTC(**settings)

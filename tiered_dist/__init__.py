@@ -10,7 +10,7 @@ from tiered_dist.inner import GTC, Dense
 from tiered_dist.outer import BMUF
 from tiered_dist.report import BlockReport, StepReport
 from tiered_dist.threshold import FixedThreshold, TargetDensity
-from tiered_dist.topology import Topology, init_process_group
+from tiered_dist.topology import Topology, init_process_group, local_device
 from tiered_dist.trainer import TieredTrainer
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "init_process_group",
     "list_checkpoints",
     "load_checkpoint",
+    "local_device",
     "save_checkpoint",
 ]

@@ -44,7 +44,8 @@ def save_checkpoint(
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
         for old in list_checkpoints(root)[:-keep]:
-            shutil.rmtree(old)
+            if old != final:  # a run that began anew beside a longer one's checkpoints
+                shutil.rmtree(old)
     return final
 
 
@@ -65,7 +66,7 @@ def load_checkpoint(
     subgroup_path = path / _subgroup_file(topology.subgroup)
     rank_path = path / _rank_file(topology.rank)
     subgroup = _read(subgroup_path if subgroup_path.exists() else path / _subgroup_file(0))
-    rank = _read(rank_path) if rank_path.exists() else {"inner": {}, "caller": None}
+    rank = _read(rank_path) if rank_path.exists() else {"inner": {}, "buffers": {}, "caller": None}
     trainer.load_state_dict({"shared": shared, "subgroup": subgroup, "rank": rank})
     return shared["caller"], rank["caller"]
 

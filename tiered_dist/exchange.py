@@ -73,7 +73,8 @@ class Exchange:
 
     def barrier(self) -> None:
         """Wait until every rank of the group has come here."""
-        self.all_reduce(torch.zeros(1, device=_device(self._group)))
+        # .item() waits for the result, which NCCL only enqueues.
+        self.all_reduce(torch.zeros(1, device=_device(self._group))).item()
 
     @contextlib.contextmanager
     def _named(self, operation: str) -> Iterator[None]:

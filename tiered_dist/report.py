@@ -5,11 +5,16 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class BlockReport:
-    """The end of a block. ``samples`` are those of all subgroups in the block; ``spread`` is the
-    subgroups' root mean square distance from their mean, over the length of the mean move."""
+    """The end of a block in which somebody had data.
+
+    ``samples`` are those of all subgroups in the block; ``not_finite`` counts the subgroups whose
+    model had overflowed and was left out; ``spread`` is the subgroups' root mean square distance
+    from their mean, over the length of the mean move.
+    """
 
     block: int
     samples: float
+    not_finite: int
     spread: float
 
 

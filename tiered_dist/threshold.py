@@ -19,7 +19,7 @@ class Threshold(Protocol):
     def target_density(self, step: int) -> float | None:
         """Quanta an element to aim at in ``step``; None if the threshold does not aim."""
 
-    def initial(self, gradients: Sequence[Tensor]) -> Tensor:
+    def initial(self, gradients: Sequence[Tensor], step: int) -> Tensor:
         """This worker's proposal from its first gradients: ``(parameters,)`` float32."""
 
     def update(self, taus: Tensor, density: Tensor, step: int) -> Tensor:
@@ -40,7 +40,7 @@ class FixedThreshold:
         """None: a fixed threshold sends what passes it."""
         return None
 
-    def initial(self, gradients: Sequence[Tensor]) -> Tensor:
+    def initial(self, gradients: Sequence[Tensor], step: int) -> Tensor:
         """``tau`` for every parameter."""
         return torch.full((len(gradients),), self.tau)
 
@@ -84,12 +84,12 @@ class TargetDensity:
         done = min(1.0, step / self.ramp_steps) if self.ramp_steps else 1.0
         return self.start * (self.end / self.start) ** done
 
-    def initial(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The magnitude that the first target's share of each gradient exceeds.
+    def initial(self, gradients: Sequence[Tensor], step: int) -> Tensor:
+        """The magnitude that the target's share of each gradient exceeds.
 
         A parameter without any gradient yet borrows the largest tau.
         """
-        share = self.target_density(0)
+        share = self.target_density(step)
         taus = torch.stack([_exceeded_by(gradient, share) for gradient in gradients]).cpu()
         largest = taus.max() if taus.max() > 0 else torch.ones(())
         return taus.where(taus > 0, largest)
@@ -100,11 +100,14 @@ class TargetDensity:
         excess = (density.double() / target).clamp(0.25, 4.0)
         gain = min(self.MAX_GAIN, self.GAIN_OVER_DENSITY * target)
         ahead = (target / following) ** self.TAU_OVER_DENSITY_EXPONENT
-        return (taus.double() * excess**gain * ahead).float()
+        moved = (taus.double() * excess**gain * ahead).float()
+        return moved.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _exceeded_by(gradient: Tensor, share: float) -> Tensor:
     """The magnitude that ``share`` of the elements reach."""
+    if gradient.numel() == 0:
+        return gradient.new_zeros(())
     magnitude = gradient.abs().flatten()
     kept = max(1, math.ceil(share * magnitude.numel()))
     return magnitude.kthvalue(magnitude.numel() - kept + 1).values

@@ -18,24 +18,31 @@ def init_process_group(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None
     """Join the world that the launcher's environment describes; without one, stay alone.
 
     Under ``python -m tiered_dist.launch`` the ranks meet through a file store, under torchrun by
-    its own rendezvous. The back-end is NCCL where this rank has a GPU of its own, else gloo.
+    its own rendezvous. The back-end is NCCL where every rank of this host has a GPU of its own,
+    else gloo.
     """
     if "RANK" not in os.environ or dist.is_initialized():
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    backend = "gloo"
-    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
-        torch.cuda.set_device(local_rank)
-        backend = "nccl"
+    device = local_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     store_path = os.environ.get("TIERED_DIST_STORE")
     dist.init_process_group(
-        backend,
+        "nccl" if device.type == "cuda" else "gloo",
         store=dist.FileStore(store_path, world_size) if store_path else None,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=timeout_seconds),
     )
+
+
+def local_device() -> torch.device:
+    """This rank's own GPU if every rank of its host has one, else the CPU: never a mixture."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.cuda.is_available() and ranks_here <= torch.cuda.device_count():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)

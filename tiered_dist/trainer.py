@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -51,6 +52,8 @@ class TieredTrainer:
         outer: BMUF | None = None,
         clip: float | None = None,
     ) -> None:
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip={clip}: must be positive, or None")
         if outer is None and len(topology.subgroups) > 1:
             raise ValueError(
                 f"outer=None with {len(topology.subgroups)} subgroups: their models would never "
@@ -60,8 +63,8 @@ class TieredTrainer:
         self._layout = ParameterLayout.of(model)
         self._parameters = list(trainable(model).values())
         self._check_optimizer()
-        self._check_agreement((repr(inner), repr(outer), clip, type(optimizer).__name__))
-        for tensor in [*self._parameters, *model.buffers()]:
+        self._check_agreement((repr(inner), repr(outer), clip, _describe(optimizer)))
+        for tensor in [*model.parameters(), *model.buffers()]:
             topology.world.broadcast(tensor.data)
         self._gradient = self._flat([None] * len(self._parameters))
         self._outer = outer
@@ -96,18 +99,20 @@ class TieredTrainer:
         """
         iterator = iter(loader)
         self._out_of_data = self._everyone_out = False
-        while not self._everyone_out:
-            batch = None
-            if not self._out_of_data:
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    self._out_of_data = True
-                    if self.topology.world_size == 1:
-                        break
-            self._without_batch = batch is None
-            yield batch
-        self._without_batch = False
+        try:
+            while not self._everyone_out:
+                batch = None
+                if not self._out_of_data:
+                    try:
+                        batch = next(iterator)
+                    except StopIteration:
+                        self._out_of_data = True
+                        if self.topology.world_size == 1:
+                            break
+                self._without_batch = batch is None
+                yield batch
+        finally:  # also when the caller leaves its loop early
+            self._without_batch = self._out_of_data = False
 
     def step(self, samples: float = 1.0) -> StepReport:
         """Exchange, optimizer step, and at a block's end the filter; a collective of all ranks.
@@ -117,8 +122,8 @@ class TieredTrainer:
         or an infinity is left out of the step, and reported. ExchangeError when a rank died,
         hung beyond the timeout, or is at another step.
         """
-        if samples < 0:
-            raise ValueError(f"samples={samples}: cannot be negative")
+        if not 0 <= samples < math.inf:
+            raise ValueError(f"samples={samples}: cannot be negative, infinite or NaN")
         if self._without_batch:
             samples = 0.0
         step = self.steps
@@ -131,7 +136,7 @@ class TieredTrainer:
         """Filter the last, partial block, if there is one; a collective of all ranks."""
         if self._filter is None or self.at_block_start:
             return None
-        return self._end_block(has_data=False)
+        return self._end_block(has_data=False)[0]
 
     def model_for_eval(self) -> nn.Module:
         """A copy of the model in eval mode, with the parameters to evaluate, average and export.
@@ -162,19 +167,24 @@ class TieredTrainer:
             shared["filter_update"] = self._layout.to_named(self._filter.update)
         subgroup = {
             "subgroup": self.topology.subgroup,
-            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "model": self._layout.to_named(self._flat(self._parameters)),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "block_samples": self._block_samples,
             "inner": self._inner.subgroup_state(),
         }
-        rank = {"rank": self.topology.rank, "inner": self._inner.rank_state()}
+        rank = {
+            "rank": self.topology.rank,
+            "buffers": {name: value.clone() for name, value in self.model.named_buffers()},
+            "inner": self._inner.rank_state(),
+        }
         return {"shared": shared, "subgroup": subgroup, "rank": rank}
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
         """Take up what ``state_dict`` gave to this rank; training goes on bit for bit.
 
         When the world or its subgroups have changed since, the shared part and any subgroup's
-        part serve: the unfinished block and the residuals are dropped, and the log says so.
+        part serve: the unfinished block and the residuals are dropped, and the log says so (a
+        collective then, since rank 0's buffers go to all). An outer tier may come or go between.
         ValueError for another rank's state or another format.
         """
         shared, subgroup = state["shared"], state["subgroup"]
@@ -183,22 +193,48 @@ class TieredTrainer:
         same_world = shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups]
         if same_world:
             self._check_owner(state)
-        self.model.load_state_dict(subgroup["model"])
-        self.optimizer.load_state_dict(subgroup["optimizer"])
+        keeps_block = same_world and (self._filter is not None) == ("filter_model" in shared)
+        self._load_model(shared, subgroup, keeps_block)
+        self._load_buffers(state["rank"]["buffers"], same_world)
+        self.optimizer.load_state_dict(copy.deepcopy(subgroup["optimizer"]))
         self.steps, self.blocks = shared["steps"], shared["blocks"]
-        self._block_start = shared["block_start"] if same_world else self.steps
-        self._block_samples = subgroup["block_samples"] if same_world else 0.0
-        if self._filter is not None:
-            self._layout.from_named(shared["filter_model"], self._filter.model)
-            self._layout.from_named(shared["filter_update"], self._filter.update)
+        self._block_start = shared["block_start"] if keeps_block else self.steps
+        self._block_samples = subgroup["block_samples"] if keeps_block else 0.0
         self._inner.load(subgroup["inner"], state["rank"]["inner"] if same_world else None)
-        if not same_world:
+        if not keeps_block:
             self._restart_block()
+            if self._outer is not None and self._outer.resets(self.optimizer):
+                self.optimizer.state.clear()
+        if not same_world:
             log.warning(
                 "resumed on subgroups %s, saved on %s: residuals and the unfinished block dropped",
                 [list(ranks) for ranks in self.topology.subgroups],
                 shared["subgroups"],
             )
+
+    def _load_model(
+        self, shared: dict[str, Any], subgroup: dict[str, Any], keeps_block: bool
+    ) -> None:
+        live = self._layout.from_named(subgroup["model"], self._flat(self._parameters))
+        filtered = shared.get("filter_model")
+        if filtered is not None and not keeps_block:
+            live = self._layout.from_named(filtered, live)
+        write_parameters(self.model, self._layout, live)
+        if self._filter is None:
+            return
+        if filtered is None:
+            self._filter.model.copy_(live)
+            self._filter.update.zero_()
+        else:
+            self._layout.from_named(filtered, self._filter.model)
+            self._layout.from_named(shared["filter_update"], self._filter.update)
+
+    def _load_buffers(self, saved: dict[str, Tensor], same_world: bool) -> None:
+        for name, buffer in self.model.named_buffers():
+            if name in saved:
+                buffer.copy_(saved[name])
+            if not same_world:
+                self.topology.world.broadcast(buffer)
 
     def _step(self, samples: float) -> StepReport:
         inner_sent = self.topology.inner.bytes_sent
@@ -218,7 +254,7 @@ class TieredTrainer:
         if self._outer is None:
             self._everyone_out = not subgroup_has_data
         elif self.steps - self._block_start == self._outer.block_steps:
-            block = self._end_block(subgroup_has_data)
+            block, self._everyone_out = self._end_block(subgroup_has_data)
         return StepReport(
             step=self.steps,
             stepped=reduced.samples > 0,
@@ -234,19 +270,33 @@ class TieredTrainer:
             block=block,
         )
 
-    def _end_block(self, has_data: bool) -> BlockReport:
+    def _end_block(self, has_data: bool) -> tuple[BlockReport | None, bool]:
+        """Filter the block; what happened, if anybody had data, and whether all are out of it."""
+        self._check_parameters()
         assert self._filter is not None and self._outer is not None
         move = self._flat(self._parameters).sub_(self._filter.start_point())
         mean = mean_move(self.topology, move, self._block_samples, has_data)
+        report = None
         if mean.samples > 0:  # a block in which nobody had data is no block: D must not decay
             self._filter.apply(mean.move)
-        self._everyone_out = mean.subgroups_with_data == 0
-        self.blocks += 1
+            self.blocks += 1
+            report = BlockReport(self.blocks, mean.samples, mean.not_finite, mean.spread)
         self._restart_block()
         self._inner.end_block()
-        if self._outer.inner_state == "reset":
+        if self._outer.resets(self.optimizer):
             self.optimizer.state.clear()
-        return BlockReport(self.blocks, mean.samples, mean.spread)
+        return report, mean.subgroups_with_data == 0
+
+    def _check_parameters(self) -> None:
+        """What is frozen or replaced after the trainer was made would never be exchanged."""
+        now = trainable(self.model)
+        if tuple(now) != self._layout.names or any(
+            ours is not theirs for ours, theirs in zip(self._parameters, now.values(), strict=True)
+        ):
+            raise ValueError(
+                "the model's trainable parameters are no longer those the trainer was made with: "
+                "make it after freezing or replacing parameters, and again when that changes"
+            )
 
     def _restart_block(self) -> None:
         if self._filter is not None:
@@ -291,3 +341,12 @@ class TieredTrainer:
                 f"state of subgroup {saved[0]}, rank {saved[1]} given to subgroup "
                 f"{self.topology.subgroup}, rank {self.topology.rank}"
             )
+
+
+def _describe(optimizer: torch.optim.Optimizer) -> str:
+    """Type and settings of an optimizer, without its parameters and state."""
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return f"{type(optimizer).__name__} {groups}"
