@@ -34,7 +34,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         options.add_argument("--dir", type=Path, required=True, help="where all outputs go")
         options.add_argument("--force", action="store_true", help="run even if done before")
         options.add_argument(
-            "--verify", action="store_true", help="compare earlier outputs by content, not size"
+            "--verify",
+            action="store_true",
+            help="compare earlier outputs by content, not size (files over 64 MB only where their "
+            "stage ran with --verify)",
         )
         if takes_system:
             options.add_argument(
@@ -76,7 +79,7 @@ def main(words: list[str] | None = None) -> int:
             module.run(workspace, arguments.system)
         else:
             module.run(workspace)
-    except UserError as error:
+    except (UserError, OSError) as error:  # a full disk names its file, too
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -252,6 +252,12 @@ class BatchStream:
             return 1.0
         return (self._epoch + self._step / len(self.plan(self._epoch))) / self.epochs
 
+    @property
+    def remaining(self) -> int:
+        """Steps that are still to come."""
+        later = range(self._epoch, self.epochs)
+        return sum(len(self.plan(epoch)) for epoch in later) - self._step
+
     def state_dict(self) -> dict[str, int]:
         """The position after the batch handed out last."""
         return {"epoch": self._epoch, "step": self._step, "workers": self.workers}

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from asr.data import UtteranceSet
 from asr.errors import UserError
-from asr.features import manifest_name
+from asr.features import STATISTICS, manifest_name
 from asr.files import read_json, read_jsonl, write_id_text
 from asr.frames import stacked_length
 from asr.model import load_model
@@ -140,7 +140,7 @@ def _decode_system(
     path = workspace.directory(f"train/{system}") / "model.pt"
     model, travels_with = load_model(path)
     features, tokens = workspace.directory("features"), workspace.directory("tokens")
-    _check_same(path, "features", travels_with, read_json(features / "statistics.json")["features"])
+    _check_same(path, "features", travels_with, read_json(features / STATISTICS)["features"])
     _check_same(path, "tokens", travels_with, read_json(tokens / "tokens.json"))
     tokenizer = Tokenizer(tokens / "tokens.model")
     outputs: list[Path] = []

@@ -64,6 +64,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run the stage that writes it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error})") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if line:
@@ -95,6 +97,8 @@ def read_id_text(path: Path) -> dict[str, str]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error})") from None
     if lines[-1] == "":
         lines.pop()
     texts: dict[str, str] = {}

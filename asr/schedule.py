@@ -21,6 +21,7 @@ class ScheduleConfig:
 
     def factor(self, done: float) -> float:
         """What multiplies the learning rate when the share ``done`` of all steps is done."""
+        done = min(done, 1.0)
         if done < self.warmup:
             return self.start + (1 - self.start) * done / self.warmup
         if done <= self.hold:

@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from asr.files import read_json, sha256, write_json
 FORMAT_VERSION = 1
 MARKER = "stage.json"
 STARTED = "stage.started.json"
-# Larger outputs enter a marker by size alone unless --verify asks for their contents.
+# Larger outputs enter a marker by size alone, unless their stage runs with --verify.
 HASHED_BYTES = 64 << 20
 
 log = logging.getLogger("asr")
@@ -117,7 +118,7 @@ def _run_locked(
         "stage": stage,
         "format_version": FORMAT_VERSION,
         "parameters": to_dict(config),
-        "inputs": {name: _digest(workspace.require(name)) for name in inputs},
+        "inputs": {name: digest(workspace.require(name)) for name in inputs},
     }
     request = json.loads(json.dumps(request))  # as it will be read back
     if not workspace.force and _is_done(directory, request, workspace.verify) and fresh(directory):
@@ -131,8 +132,14 @@ def _run_locked(
     marker = {
         **request,
         "counts": dict(result.counts),
-        "outputs": {_name(path, directory): _describe(path) for path in result.outputs},
-        "measured": {**result.measured, "wall_seconds": round(seconds, 3)},
+        "outputs": {
+            _name(path, directory): _describe(path, workspace.verify) for path in result.outputs
+        },
+        "measured": {
+            **result.measured,
+            "wall_seconds": round(seconds, 3),
+            "git_commit": _git_commit(),
+        },
     }
     write_json(directory / MARKER, marker)
     (directory / STARTED).unlink()
@@ -166,7 +173,7 @@ def _is_done(directory: Path, request: dict[str, Any], verify: bool) -> bool:
         if not path.is_file() or path.stat().st_size != description["bytes"]:
             log.warning("%s is missing or not as its stage left it: the stage runs again", path)
             return False
-        if verify and _describe(path) != description:
+        if verify and description["sha256"] not in (None, sha256(path)):
             log.warning("%s has other contents than its stage wrote: the stage runs again", path)
             return False
     return True
@@ -177,8 +184,7 @@ def _prepare(directory: Path, request: dict[str, Any], workspace: Workspace) -> 
     interrupted = started.exists() and not marker.exists()
     goes_on = workspace.resume or (interrupted and read_json(started) == request)
     if directory.exists() and (workspace.force or not goes_on):
-        shutil.rmtree(directory)
-    marker.unlink(missing_ok=True)
+        _empty(directory)
     directory.mkdir(parents=True, exist_ok=True)
     for half_written in list(directory.rglob(".partial-*")):
         if half_written.is_dir():
@@ -186,18 +192,41 @@ def _prepare(directory: Path, request: dict[str, Any], workspace: Workspace) -> 
         else:
             half_written.unlink(missing_ok=True)
     write_json(started, request)
+    marker.unlink(missing_ok=True)
+
+
+def _empty(directory: Path) -> None:
+    """Remove what a stage wrote; UserError for a directory that no stage has written."""
+    ours = any((directory / name).exists() for name in (MARKER, STARTED))
+    if not ours and any(directory.iterdir()):
+        raise UserError(
+            f"{directory} holds files that no stage wrote, and would be emptied; "
+            "choose another --dir, or move them away"
+        )
+    if ours:
+        log.info("%s: made with other settings or inputs, emptied", directory)
+    shutil.rmtree(directory)
 
 
 def _name(path: Path, directory: Path) -> str:
     return path.relative_to(directory).as_posix()
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path, verify: bool) -> dict[str, Any]:
     size = path.stat().st_size
-    return {"bytes": size, "sha256": sha256(path) if size <= HASHED_BYTES else None}
+    return {"bytes": size, "sha256": sha256(path) if verify or size <= HASHED_BYTES else None}
 
 
-def _digest(marker: dict[str, Any]) -> str:
+def _git_commit() -> str | None:
+    """The commit that this code is at, None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def digest(marker: dict[str, Any]) -> str:
     """Digest of what a marker says was done; what was measured is left out, as it never repeats."""
     lasting = {key: value for key, value in marker.items() if key != "measured"}
     return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from asr.files import read_json, write_text
 from asr.stages import StageResult, Workspace, run_stage
 from asr.train_config import TrainConfig
 from asr.training import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
-from tiered_dist import init_process_group, list_checkpoints
+from tiered_dist import ExchangeError, init_process_group, list_checkpoints
 from tiered_dist.launch import spawn_command
 
 # A filter with momentum eta remembers 1 / (1 - eta) blocks; in a run of fewer than ten such
@@ -33,10 +33,20 @@ def run(workspace: Workspace, system: str) -> None:
     UserError if a worker fails, or if the run fails its own check (``check_tiers``).
     """
     config = workspace.config(TrainConfig, "train", f"systems/{system}")
+    if workspace.resume:
+        _check_resumable(workspace, workspace.directory(f"train/{system}"))
     if "RANK" in os.environ:
         _train_as_rank(workspace, system, config)
     else:
         _run_stage(workspace, system, config, lambda: _launch(workspace, system, config))
+
+
+def _check_resumable(workspace: Workspace, directory: Path) -> None:
+    """UserError, before anything is touched, where --resume makes no sense."""
+    if workspace.force:
+        raise UserError("--force begins anew, --resume goes on: give one of them")
+    if not list_checkpoints(directory / CHECKPOINTS):
+        raise UserError(f"{directory / CHECKPOINTS}: no checkpoint to resume from")
 
 
 def check_tiers(summary: dict[str, Any], config: TrainConfig) -> None:
@@ -46,10 +56,17 @@ def check_tiers(summary: dict[str, Any], config: TrainConfig) -> None:
     10 / (1 - eta) blocks. Several subgroups: models that differed before every block's end.
     """
     failures = []
-    density = summary["density"]
-    if summary["inner"] == "gtc" and not (density is not None and density <= config.max_density):
-        failures.append(f"mean sent density after the ramp {density}, above {config.max_density}")
-    if summary["outer"] == "bmuf":
+    if config.inner.kind == "gtc":
+        density = summary["density"]
+        if summary["inner"] != "gtc":
+            failures.append("GTC had nobody to exchange with: subgroups of one worker")
+        elif density is None or not density <= config.max_density:
+            failures.append(
+                f"mean sent density after the ramp {density}, not {config.max_density} or less"
+            )
+    if config.outer.kind == "bmuf":
+        if config.workers > 1 and summary["subgroups"] == 1:
+            failures.append("BMUF had nothing to average: a single subgroup")
         needed = MEMORY_SPANS / (1 - summary["block_momentum"])
         if summary["blocks"] < needed:
             failures.append(f"{summary['blocks']} blocks, fewer than 10/(1 - eta) = {needed:.0f}")
@@ -66,8 +83,6 @@ def _run_stage(
     workspace: Workspace, system: str, config: TrainConfig, train: Callable[[], None]
 ) -> bool:
     def build(directory: Path) -> StageResult:
-        if workspace.resume and not list_checkpoints(directory / CHECKPOINTS):
-            raise UserError(f"{directory / CHECKPOINTS}: no checkpoint to resume from")
         if workspace.resume:
             (directory / SUMMARY).unlink(missing_ok=True)
         write_text(directory / CONFIG, dump_yaml(config))
@@ -116,18 +131,31 @@ def _run(command: list[str]) -> int:
 def _train_as_rank(workspace: Workspace, system: str, config: TrainConfig) -> None:
     """This process is one rank; rank 0 decides whether there is anything to do."""
     init_process_group(config.timeout_seconds)
-    if dist.get_rank() > 0:
-        if _hear():
+    try:
+        if dist.get_rank() == 0:
+            _lead(workspace, system, config)
+        elif _hear():
             SystemTrainer(workspace, system).run()
-    else:
-
-        def train() -> None:
-            _tell(True)
-            SystemTrainer(workspace, system).run()
-
-        if not _run_stage(workspace, system, config, train):
-            _tell(False)
+    except ExchangeError as error:
+        raise UserError(str(error)) from error
     dist.destroy_process_group()
+
+
+def _lead(workspace: Workspace, system: str, config: TrainConfig) -> None:
+    """Rank 0: run the stage, and tell the others whether there is anything to train."""
+    told = False
+
+    def train() -> None:
+        nonlocal told
+        told = True
+        _tell(True)
+        SystemTrainer(workspace, system).run()
+
+    try:
+        _run_stage(workspace, system, config, train)
+    finally:
+        if not told:
+            _tell(False)
 
 
 def _tell(train: bool) -> None:

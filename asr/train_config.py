@@ -88,9 +88,9 @@ class TrainConfig:
     """One system. ``subgroup_size`` 1 is BMUF alone; ``host`` makes each host a subgroup.
 
     ``batch_frames`` is a worker's batch, in padded 10 ms frames. ``evaluations`` of the dev WER
-    are spread over the run, each with a checkpoint. ``max_not_finite`` is the share of steps
-    with a NaN or infinite gradient above which training stops. ``max_density`` is what the mean
-    sent density after the ramp must not exceed for a GTC run to count as done.
+    are spread over the run, all but the last with a checkpoint. ``max_not_finite`` is the share
+    of a subgroup's gradients with NaN or infinity above which training stops; ``max_density`` is
+    what the mean sent density after the ramp must not exceed for a GTC run to count as done.
     """
 
     title: str
@@ -122,6 +122,14 @@ class TrainConfig:
             raise ValueError(
                 f"subgroup_size={self.subgroup_size} does not divide workers={self.workers}"
             )
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip={self.clip}: must be positive, or null")
+        if not self.optimizer.learning_rate > 0:
+            raise ValueError(f"optimizer.learning_rate={self.optimizer.learning_rate}: above 0")
+        if not 0 <= self.inner.ramp <= 1:
+            raise ValueError(f"inner.ramp={self.inner.ramp}: a fraction of all steps, 0 to 1")
+        self.inner.make(steps=1)  # the library checks its own settings
+        self.outer.make()
         if self.outer.kind == "none" and self.subgroup_size not in ("host", self.workers):
             raise ValueError(
                 "outer.kind=none leaves several subgroups that never meet; "

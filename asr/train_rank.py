@@ -24,7 +24,7 @@ def main() -> int:
     try:
         init_process_group(read_config(workspace, arguments.system).timeout_seconds)
         SystemTrainer(workspace, arguments.system).run()
-    except (UserError, ExchangeError) as error:
+    except (UserError, ExchangeError, OSError) as error:
         print(f"error: rank {os.environ['RANK']}: {error}", file=sys.stderr)
         return 1
     return 0

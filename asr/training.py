@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from asr.config import load_config, to_dict
 from asr.data import Batch, BatchStream, UtteranceSet
 from asr.decode import recognise
 from asr.errors import UserError
+from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_json
 from asr.model import AcousticModel, save_model
 from asr.stages import Workspace
@@ -83,7 +85,7 @@ class SystemTrainer:
         torch.manual_seed(config.seed)  # the same model on every rank
         self.device = local_device()
         splits = workspace.require("corpus")["counts"]["splits"]
-        statistics = read_json(workspace.directory("features") / "statistics.json")
+        statistics = read_json(workspace.directory("features") / STATISTICS)
         self.tokenizer = Tokenizer(workspace.directory("tokens") / "tokens.model")
         self.travels_with = {
             "features": statistics["features"],
@@ -120,12 +122,13 @@ class SystemTrainer:
     def run(self) -> None:
         """Train to the end, from the last checkpoint if there is one; rank 0 writes the files."""
         self._resume()
+        self.steps = self.trainer.steps + self.stream.remaining  # another world has other steps
         self.evaluation_steps = self._evaluation_steps()
         writer = None
         if self.topology.rank == 0:
             log.info("%s: %s", self.system, self.topology.describe())
             writer = SummaryWriter(
-                str(self.directory / "tensorboard"), purge_step=self.trainer.steps
+                str(self.directory / "tensorboard"), purge_step=self.trainer.steps + 1
             )
         bar = tqdm(
             total=self.steps,
@@ -277,6 +280,7 @@ class SystemTrainer:
             shared={
                 "progress": dataclasses.asdict(self.progress),
                 "stream": self.stream.state_dict(),
+                "must_not_change": self._must_not_change(),
             },
             rank={"random": _random_state(self.device)},
         )
@@ -285,13 +289,34 @@ class SystemTrainer:
         checkpoints = list_checkpoints(self.directory / CHECKPOINTS)
         if not checkpoints:
             return
+        self._check_checkpoint(checkpoints[-1])
+        settings = [dict(group) for group in self.optimizer.param_groups]
         shared, rank = load_checkpoint(checkpoints[-1], self.trainer)
+        for group, configured in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update({key: configured[key] for key in configured if key != "params"})
         self.progress = Progress(**shared["progress"])
         self.stream.load_state_dict(shared["stream"])
         if rank is not None:
             _set_random_state(rank["random"], self.device)
         if self.topology.rank == 0:
             log.info("%s: goes on from %s", self.system, checkpoints[-1])
+
+    def _check_checkpoint(self, path: Path) -> None:
+        """UserError if the model, its features or tokens, or the optimizer is another one."""
+        then = torch.load(path / "shared.pt", map_location="cpu", weights_only=True)["caller"]
+        for what, value in self._must_not_change().items():
+            if then["must_not_change"][what] != value:
+                raise UserError(
+                    f"{path}: trained with {what} {then['must_not_change'][what]}, not {value}; "
+                    "it cannot go on with another one: begin anew with --force"
+                )
+
+    def _must_not_change(self) -> dict[str, Any]:
+        return {
+            "model": dataclasses.asdict(self.config.model),
+            "optimizer": self.config.optimizer.kind,
+            **self.travels_with,
+        }
 
     def _summary(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
@@ -306,7 +331,7 @@ class SystemTrainer:
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "train_seconds": round(progress.train_seconds, 1),
             "frames_per_second": round(progress.samples / progress.train_seconds),
-            "steps": self.trainer.steps,
+            "steps": min(self.trainer.steps, self.steps),
             "epochs": config.epochs,
             "blocks": self.trainer.blocks,
             "block_steps": config.outer.block_steps if outer else None,

@@ -41,7 +41,16 @@ choose_python() {
         die "VENV=$VENV has no bin/python; make it with: make demo VENV=$VENV"
     else
         command -v python3 || die "no python3; install Python 3.11 or newer, or give --python"
+        has_requirements python3 ||
+            die "python3 lacks Python 3.11 or what requirements.txt lists; run: make setup"
     fi
+}
+
+# has_requirements PYTHON: whether it is new enough and has the packages the stages need.
+has_requirements() {
+    "$1" -c 'import importlib.util, sys
+needed = ("torch", "lhotse", "sentencepiece", "yaml")
+sys.exit(sys.version_info < (3, 11) or any(importlib.util.find_spec(m) is None for m in needed))'
 }
 
 # check_arguments: what the types of the options cannot say.
@@ -105,7 +114,7 @@ elif ((stage == 6 && stop_stage == 6)); then
 fi
 run_stage 7 "recognise the test sets" decode
 run_stage 8 "score" score
-run_stage 9 "compare the systems" compare
+run_stage 9 "compare the systems" compare "baseline=$baseline"
 if ((stop_stage == 9)); then
     printf '\nreport: %s\n' "$dir/compare/report.txt"
 fi

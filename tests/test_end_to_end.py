@@ -207,9 +207,12 @@ def test_resume_goes_on_with_other_settings_and_another_world(recipe, experiment
     assert "residuals and the unfinished block dropped" in result.stderr
     counts = marker(directory, "train/two_tier")["counts"]
     assert counts["steps"] > marker(experiment, "train/two_tier")["counts"]["steps"]
+    result = run(*command, "model.hidden=8", "--resume", cwd=ROOT, status=1)
+    assert "it cannot go on with another one" in result.stderr
     shutil.rmtree(directory / "train/two_tier/checkpoints")
     result = run(*command, "seed=2", "--resume", cwd=ROOT, status=1)
     assert "no checkpoint to resume from" in result.stderr
+    assert (directory / "train/two_tier/model.pt").exists()
 
 
 def test_a_killed_worker_ends_training_with_its_rank(recipe, experiment, tmp_path):
@@ -244,11 +247,15 @@ def test_a_run_that_is_not_in_two_tiers_is_refused(recipe, experiment, tmp_path)
     for stage in ("corpus", "manifests", "features", "tokens"):
         shutil.copytree(experiment / stage, directory / stage)
     result = run(
-        *train_command(recipe, directory, "epochs=1", "inner.density=0.2"), cwd=ROOT, status=1
+        *train_command(
+            recipe, directory, "epochs=1", "inner.density=0.2", "inner.density_start=0.2"
+        ),
+        cwd=ROOT,
+        status=1,
     )
     assert "not in the tiers it is named for" in result.stderr
     assert "blocks, fewer than 10/(1 - eta) = 20" in result.stderr
-    assert "above 0.01" in result.stderr
+    assert "not 0.01 or less" in result.stderr
     assert not (directory / "train/two_tier" / MARKER).exists()
 
 
@@ -266,6 +273,17 @@ def test_torchrun_starts_the_same_training(recipe, experiment, tmp_path):
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     run(*command, *words, cwd=ROOT, env=environment)  # done before: every rank leaves
+
+
+def test_a_system_of_an_older_corpus_is_left_out_of_the_comparison(driver, experiment, tmp_path):
+    directory = tmp_path / "older"
+    shutil.copytree(experiment, directory)
+    changed = json.loads((directory / "train/single" / MARKER).read_text())
+    changed["inputs"]["tokens"] = "0" * 64
+    (directory / "train/single" / MARKER).write_text(json.dumps(changed))
+    result = driver(directory, "--stage", 7)
+    assert "train/single was made from other inputs" in result.stderr
+    assert "one worker" not in (directory / "compare/report.txt").read_text()
 
 
 def test_a_stage_before_its_predecessor_is_named(driver, tmp_path):

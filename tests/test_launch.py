@@ -307,8 +307,11 @@ def test_workers_die_with_a_killed_launcher(start, script):
 
 
 def test_workers_end_with_the_process_that_ran_the_launcher(start, script):
-    runs_it = "import subprocess, sys; subprocess.run(sys.argv[1:])"
-    command = [sys.executable, "-c", runs_it, *LAUNCH, "--with-parent"]
+    runs_it = (
+        "import os, subprocess, sys\n"
+        "subprocess.run([*sys.argv[1:4], '--with-parent', str(os.getpid()), *sys.argv[4:]])"
+    )
+    command = [sys.executable, "-c", runs_it, *LAUNCH]
     runner, workers = start(script(WAIT), 2, command)
     runner.kill()
     until(lambda: not any(map(is_running, workers)))

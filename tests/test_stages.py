@@ -106,6 +106,25 @@ def test_a_rerun_that_fails_leaves_no_marker_behind(recipe):
     assert recipe.run("two")
 
 
+def test_a_directory_that_no_stage_wrote_is_left_alone(recipe, tmp_path):
+    precious = tmp_path / "exp/three/precious.flac"
+    precious.parent.mkdir()
+    precious.touch()
+    for force in (False, True):
+        with pytest.raises(UserError, match="holds files that no stage wrote"):
+            recipe.run("three", inputs=(), force=force)
+    assert precious.exists()
+
+
+def test_large_outputs_are_compared_by_content_where_they_were_hashed(recipe, monkeypatch):
+    monkeypatch.setattr("asr.stages.HASHED_BYTES", 2)
+    recipe.run("three", inputs=(), verify=True)
+    recipe.file("three").write_text("three 9")
+    assert recipe.run("three", inputs=(), verify=True)
+    recipe.run("four", inputs=())
+    assert not recipe.run("four", inputs=(), verify=True)
+
+
 def test_two_processes_cannot_run_one_stage_at_once(recipe, tmp_path):
     lock = tmp_path / "exp/.two.lock"
     holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"

@@ -9,7 +9,9 @@ from asr.train import check_tiers
 from asr.train_config import InnerConfig, OptimizerConfig, OuterConfig, TrainConfig
 from tiered_dist import BMUF, GTC, Dense, TargetDensity
 
-CONFIG = TrainConfig(title="x", workers=4, subgroup_size=2, outer=OuterConfig("bmuf"))
+CONFIG = TrainConfig(
+    title="x", workers=4, subgroup_size=2, inner=InnerConfig("gtc"), outer=OuterConfig("bmuf")
+)
 GOOD = {
     "system": "two_tier",
     "inner": "gtc",
@@ -29,12 +31,14 @@ def test_a_run_in_two_tiers_passes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"density": 0.0101}, "density after the ramp 0.0101, above 0.01"),
+        ({"density": 0.0101}, "density after the ramp 0.0101, not 0.01 or less"),
         ({"density": None}, "density after the ramp None"),
         ({"blocks": 19}, "19 blocks, fewer than 10/.1 - eta. = 20"),
         ({"block_momentum": 0.75}, "20 blocks, fewer than 10/.1 - eta. = 40"),
         ({"least_spread": 0.0}, "did not differ before a block's end"),
         ({"least_spread": None}, "did not differ before a block's end"),
+        ({"inner": "none"}, "GTC had nobody to exchange with"),
+        ({"subgroups": 1}, "BMUF had nothing to average"),
     ],
 )
 def test_a_run_that_was_not_fails_with_the_figures(change, message):
@@ -43,8 +47,9 @@ def test_a_run_that_was_not_fails_with_the_figures(change, message):
 
 
 def test_the_check_asks_of_a_system_only_the_tiers_it_has():
-    check_tiers({**GOOD, "inner": "none", "density": None, "block_momentum": 0.5}, CONFIG)
-    check_tiers({**GOOD, "outer": "none", "blocks": 0, "least_spread": None}, CONFIG)
+    bmuf = TrainConfig(title="x", workers=4, outer=OuterConfig("bmuf"))
+    check_tiers({**GOOD, "inner": "none", "density": None, "subgroups": 4}, bmuf)
+    check_tiers({**GOOD, "blocks": 0, "least_spread": None}, TrainConfig(title="x"))
 
 
 def test_the_learning_rate_warms_up_holds_and_decays():
@@ -83,6 +88,12 @@ def test_optimizers_by_name():
         ({"workers": 4, "subgroup_size": 3}, "subgroup_size=3 does not divide workers=4"),
         ({"workers": 4, "subgroup_size": 2}, "several subgroups that never meet"),
         ({"epochs": 0}, "epochs=0"),
+        ({"clip": 0.0}, "clip=0"),
+        ({"outer": OuterConfig("bmuf", block_steps=0)}, "block_steps=0"),
+        ({"outer": OuterConfig("bmuf", momentum=1.0)}, "momentum=1"),
+        ({"inner": InnerConfig("gtc", density=0.5, density_start=0.1)}, "density from start"),
+        ({"inner": InnerConfig("gtc", ramp=-1)}, "ramp=-1"),
+        ({"optimizer": OptimizerConfig(learning_rate=-1)}, "learning_rate=-1"),
     ],
 )
 def test_impossible_runs_are_refused(settings, message):

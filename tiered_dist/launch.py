@@ -100,10 +100,10 @@ def spawn_command(
 ) -> list[str]:
     """The command line, for subprocess, that runs ``python -m module`` in ``workers`` workers.
 
-    The workers end when the process that runs it does, however it ends.
+    The workers end when this process does, which must be the one that runs it.
     """
-    command = [sys.executable, "-m", "tiered_dist.launch", "--with-parent"]
-    command += ["--workers", str(workers)]
+    command = [sys.executable, "-m", "tiered_dist.launch", "--workers", str(workers)]
+    command += ["--with-parent", str(os.getpid())]
     for name in preload:
         command += ["--preload", name]
     if log_dir is not None:
@@ -116,8 +116,8 @@ def main(words: Sequence[str]) -> int:
     options, program = _parse(words)
     _limit_threads()
     try:
-        if options.with_parent:
-            _end_with_parent()
+        if options.with_parent is not None:
+            _end_with_parent(options.with_parent)
         _import_once([*options.preload], program)
         return _launch(options.workers, program, options.log_dir, options.timeout_grace)
     except LaunchError as error:
@@ -127,10 +127,10 @@ def main(words: Sequence[str]) -> int:
         return 128 + signal.SIGINT
 
 
-def _end_with_parent() -> None:
-    """Have SIGTERM sent to this launcher when the process that started it ends."""
+def _end_with_parent(parent: int) -> None:
+    """Have SIGTERM sent to this launcher when ``parent``, which started it, ends."""
     _ask_for_signal_at_parents_end(signal.SIGTERM)
-    if os.getppid() == 1:  # it ended before the call
+    if os.getppid() != parent:  # it ended before the call
         raise LaunchError("the process that started the launcher has ended")
 
 
@@ -168,8 +168,9 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, Program]:
     )
     parser.add_argument(
         "--with-parent",
-        action="store_true",
-        help="stop the workers when the process that started this one ends",
+        type=int,
+        metavar="PID",
+        help="stop the workers when PID, the process that started this one, ends",
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

@@ -253,7 +253,7 @@ class TieredTrainer:
         block, before = None, self._bytes_sent()
         if self._outer is None:
             self._everyone_out = not subgroup_has_data
-        elif self.steps - self._block_start == self._outer.block_steps:
+        elif self.steps - self._block_start >= self._outer.block_steps:
             block, self._everyone_out = self._end_block(subgroup_has_data)
         return StepReport(
             step=self.steps,

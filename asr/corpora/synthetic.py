@@ -12,6 +12,7 @@ import dataclasses
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,11 @@ def _in_parallel(directory: Path, lines: Sequence[Line], jobs: int) -> Iterator[
     pool = worker_pool(jobs, preload=__name__)
     try:
         yield from pool.map(_speak_one, folders, lines, chunksize=8)
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that makes speech died (out of memory, or the engine crashed); the same "
+            "command goes on from here, with fewer processes if it happens again (jobs=1)"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
