@@ -53,9 +53,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path}: not valid JSON ({error}); delete it and rerun its stage"
-        ) from None
+        raise UserError(f"{path}: not valid JSON ({error}); rerun its stage with --force") from None
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -142,8 +142,9 @@ def test_two_processes_cannot_run_one_stage_at_once(recipe, tmp_path):
 
 def test_an_unreadable_marker_says_what_to_do(recipe):
     recipe.file("two", "stage.json").write_text("{")
-    with pytest.raises(UserError, match="stage.json: not valid JSON.*delete it"):
+    with pytest.raises(UserError, match="stage.json: not valid JSON.*--force"):
         recipe.run("two")
+    assert recipe.run("two", force=True)
 
 
 def test_a_marker_says_what_was_done(recipe):
