@@ -114,7 +114,8 @@ elif ((stage == 6 && stop_stage == 6)); then
 fi
 run_stage 7 "recognise the test sets" decode
 run_stage 8 "score" score
-run_stage 9 "compare the systems" compare "baseline=$baseline"
+overrides=("baseline=$baseline" "${overrides[@]}")
+run_stage 9 "compare the systems" compare
 if ((stop_stage == 9)); then
     printf '\nreport: %s\n' "$dir/compare/report.txt"
 fi
