@@ -201,7 +201,8 @@ def test_killed_training_goes_on_bit_for_bit(recipe, experiment, tmp_path):
 def test_resume_goes_on_with_other_settings_and_another_world(recipe, experiment, tmp_path):
     directory = tmp_path / "more"
     shutil.copytree(experiment, directory)
-    command = train_command(recipe, directory, "workers=2", "epochs=20", "evaluations=2")
+    changes = ("workers=2", "subgroup_size=1", "inner.kind=dense", "epochs=30", "evaluations=2")
+    command = train_command(recipe, directory, *changes)
     result = run(*command, "--resume", cwd=ROOT)
     assert "goes on from" in result.stderr
     assert "residuals and the unfinished block dropped" in result.stderr
