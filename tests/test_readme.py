@@ -22,7 +22,7 @@ def test_the_example_trains_on_eight_ranks(tmp_path):
 
 def test_every_make_target_it_names_exists():
     targets = set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"`?make ([a-z][a-z0-9-]*)", README))
+    named = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9-]*)", README, re.MULTILINE))
     assert named and named <= targets
 
 

@@ -90,9 +90,11 @@ def test_a_killed_stage_goes_on_in_place_unless_it_was_asked_something_else(reci
         recipe.run("three", inputs=())
     leftover = recipe.file("three", "half-done")
     leftover.touch()
+    torn = recipe.file("three", ".partial-1-file")
+    torn.touch()
     with pytest.raises(RuntimeError):
         recipe.run("three", inputs=())
-    assert leftover.exists()
+    assert leftover.exists() and not torn.exists()
     recipe.crash = False
     assert recipe.run("three", size=5, inputs=())
     assert not leftover.exists()

@@ -254,7 +254,6 @@ def test_an_interrupted_run_is_completed(small: Path, tmp_path: Path) -> None:
     kept_at = kept.stat().st_mtime_ns
     for path in (*made[1::2], *directory.rglob("*.txt"), directory / "SPEAKERS.TXT"):
         path.unlink(missing_ok=True)
-    (kept.parent / f".partial-1-{made[1].name}").write_bytes(b"fLaC, cut off")
     make_corpus(directory, SMALL)
     assert contents(directory) == expected
     assert kept.stat().st_mtime_ns == kept_at
