@@ -117,7 +117,7 @@ def open_corpus(workspace: Workspace) -> Corpus:
     marker = workspace.require(STAGE)
     counts, parameters = marker["counts"], marker["parameters"]
     synthetic = parameters["source"] == "synthetic"
-    # A synthetic corpus moves with its workspace; the root in the marker is where it was made.
+    # A synthetic corpus lies in its workspace; the root in the marker is where it was made.
     root = workspace.directory(STAGE).resolve() if synthetic else Path(counts["root"])
     return Corpus(name=parameters["name"], root=root, splits=counts["splits"])
 
