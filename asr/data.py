@@ -176,15 +176,21 @@ class Batch:
     token_lengths: torch.Tensor
 
 
+def pad(features: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features (T_i, F) of N >= 1 utterances as (N, T, F), zeros behind, and lengths (N,)."""
+    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(f) for f in features], True)
+    return padded, torch.tensor([len(f) for f in features])
+
+
 def collate(
     ids: Sequence[str], features: Sequence[np.ndarray], tokens: Sequence[np.ndarray]
 ) -> Batch:
     """Make a batch of N >= 1 utterances: features (T_i, F), token ids (U_i,)."""
-    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(f) for f in features], True)
+    padded, lengths = pad(features)
     return Batch(
         ids=list(ids),
         features=padded,
-        feature_lengths=torch.tensor([len(f) for f in features]),
+        feature_lengths=lengths,
         tokens=torch.from_numpy(np.concatenate(tokens).astype(np.int64)),
         token_lengths=torch.tensor([len(t) for t in tokens]),
     )

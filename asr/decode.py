@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from asr.data import UtteranceSet
+from asr.data import UtteranceSet, pad
 from asr.errors import UserError
 from asr.features import STATISTICS, manifest_name
 from asr.files import read_json, read_jsonl, write_id_text
@@ -89,7 +89,7 @@ def recognise(
     try:
         with torch.inference_mode(), _progress(len(audible)) as progress:
             for batch in batches_by_length(audible, frames, batch_frames):
-                features, lengths = _pad([utterances.load(index) for index in batch])
+                features, lengths = pad([utterances.load(index) for index in batch])
                 log_probs, out_lengths = model(features.to(device), lengths.to(device))
                 for index, path in zip(batch, greedy_search(log_probs, out_lengths), strict=True):
                     texts[utterances.id(index)] = tokenizer.decode(path)
@@ -119,15 +119,6 @@ def batches_by_length(
 
 def _progress(utterances: int) -> tqdm:
     return tqdm(total=utterances, desc="decode", unit="utt", leave=False, disable=None)
-
-
-def _pad(features: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Features ``(T_i, F)`` of several utterances as ``(N, T, F)``, zeros behind, and lengths."""
-    lengths = [len(item) for item in features]
-    padded = np.zeros((len(features), max(lengths), features[0].shape[1]), dtype=np.float32)
-    for row, item in zip(padded, features, strict=True):
-        row[: len(item)] = item
-    return torch.from_numpy(padded), torch.tensor(lengths)
 
 
 def _decode_system(

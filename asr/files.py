@@ -58,13 +58,8 @@ def read_json(path: Path) -> Any:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read one JSON object a line; UserError names the file, and the line that is not JSON."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; run the stage that writes it") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error})") from None
     rows = []
+    lines = _read_lines(path, missing="no such file; run the stage that writes it")
     for number, line in enumerate(lines, start=1):
         if line:
             try:
@@ -72,6 +67,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError as error:
                 raise UserError(f"{path}:{number}: not valid JSON ({error})") from None
     return rows
+
+
+def _read_lines(path: Path, missing: str) -> list[str]:
+    """Lines split at \\n alone, as they were written; the last is empty if the file ends in one."""
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: {missing}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error})") from None
 
 
 def sha256(path: Path) -> str:
@@ -91,12 +96,7 @@ def read_id_text(path: Path) -> dict[str, str]:
 
     Raises UserError for a missing file, an empty line or an id that occurs twice.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error})") from None
+    lines = _read_lines(path, missing="no such file")
     if lines[-1] == "":
         lines.pop()
     texts: dict[str, str] = {}
