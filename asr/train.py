@@ -138,7 +138,6 @@ def _train_as_rank(workspace: Workspace, system: str, config: TrainConfig) -> No
             SystemTrainer(workspace, system).run()
     except ExchangeError as error:
         raise UserError(str(error)) from error
-    dist.destroy_process_group()
 
 
 def _lead(workspace: Workspace, system: str, config: TrainConfig) -> None:

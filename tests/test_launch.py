@@ -19,17 +19,11 @@ LAUNCH = [sys.executable, "-m", "tiered_dist.launch"]
 # Joins the world as both launchers announce it; what follows may use dist, rank and world.
 JOIN = """
 import os, signal, sys, time
-from datetime import timedelta
 import torch
 import torch.distributed as dist
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-if "TIERED_DIST_STORE" in os.environ:
-    store = dist.FileStore(os.environ["TIERED_DIST_STORE"], world)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=50)
-    )
-else:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+from tiered_dist import init_process_group
+init_process_group(timeout_seconds=50)
+rank, world = dist.get_rank(), dist.get_world_size()
 pids = torch.zeros(world, dtype=torch.int64)
 pids[rank] = os.getpid()
 dist.all_reduce(pids)
@@ -206,6 +200,19 @@ def test_torchrun_starts_the_same_script(script, tmp_path, environment):
         timeout=100,
     )
     assert (result.returncode, result.stdout) == (0, "2\n"), result.stderr
+
+
+def test_a_process_leaves_the_world_when_it_exits(launch, script):
+    """Gloo's threads would else abort it now and then, after its work is done."""
+    path = script(
+        "import atexit\n"
+        "import torch.distributed as dist\n"
+        "atexit.register(lambda: print(dist.is_initialized(), flush=True))\n"  # runs last
+        + JOIN
+        + "assert dist.is_initialized()\n"
+    )
+    result = launch("--workers", 2, path)
+    assert (result.returncode, result.stdout) == (0, "False\n"), result.stderr
 
 
 def test_exception_names_rank_and_stops_the_others(launch, script):
