@@ -139,6 +139,8 @@ class _LhotseFbank:
             dither=float(config.dither),
             snip_edges=config.snip_edges,
         ).eval()
+        # Lhotse's takes the root of the power and squares it, a fifth of the time of all this.
+        self.layer._to_spec = _power
 
     def __call__(self, samples: np.ndarray) -> np.ndarray:
         shift, window = self.config.shift_samples, self.config.window_samples
@@ -157,6 +159,10 @@ class _LhotseFbank:
                 chunk = signal[:, begin : begin + (last - first + 2) * shift]
                 features[first:last] = self.layer(chunk)[0, 1:-1].numpy()
         return features
+
+
+def _power(spectrum: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(spectrum.real.square(), spectrum.imag, spectrum.imag)
 
 
 class _KaldiFbank:

@@ -286,7 +286,8 @@ def read_audio(utterance: Utterance, speed: float = 1.0) -> np.ndarray:
         with soundfile.SoundFile(utterance.path) as file:
             if file.samplerate != utterance.sampling_rate or file.channels <= utterance.channel:
                 raise UserError(f"{problem} changed its format since stage 1{remedy}")
-            file.seek(utterance.start)
+            if utterance.start:  # a seek makes FLAC decode a frame for nothing
+                file.seek(utterance.start)
             # One sample more than wanted, to notice a file that grew.
             samples = file.read(utterance.num_samples + 1, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:

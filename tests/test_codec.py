@@ -33,7 +33,7 @@ def count(entries, total):
 def encode(residual, gradient, tau, max_quanta, capacity=1 << 30, start=0):
     residual.add_(gradient)
     positions, quanta = codec.quantise(residual, tau, max_quanta)
-    positions, quanta = codec.limit(positions, quanta, capacity, start)
+    quanta = codec.limit(quanta, capacity, int(torch.searchsorted(positions, start)))
     codec.subtract(residual, positions, quanta, torch.full((len(positions),), tau))
     return codec.to_entries(positions, quanta)
 
@@ -109,13 +109,14 @@ def test_overflow_is_kept_and_every_element_gets_its_turn():
     assert torch.equal(served + residual, torch.full((10,), 10.0))
 
 
-def test_limit_can_cut_an_entry_of_several_quanta():
-    positions, quanta = torch.tensor([0, 4, 7]), torch.tensor([2, -3, 1], dtype=torch.int32)
-    kept_positions, kept = codec.limit(positions, quanta, capacity=4, start=2)
-    assert kept_positions.tolist() == [4, 7]
-    assert kept.tolist() == [-3, 1]
-    kept_positions, kept = codec.limit(positions, quanta, capacity=2, start=2)
-    assert kept_positions.tolist() == [4] and kept.tolist() == [-2]
+@pytest.mark.parametrize(
+    ("capacity", "first", "sent"),
+    [(4, 1, [0, -3, 1]), (2, 1, [0, -2, 0]), (3, 2, [2, 0, 1]), (2, 3, [2, 0, 0]), (6, 1, None)],
+)
+def test_limit_starts_anywhere_and_can_cut_an_entry_of_several_quanta(capacity, first, sent):
+    quanta = torch.tensor([2, -3, 1], dtype=torch.int32)
+    limited = codec.limit(quanta, capacity, first)
+    assert limited.tolist() == (sent or quanta.tolist()) and limited.dtype == torch.int32
 
 
 def test_a_constant_above_tau_explodes_with_one_quantum_and_not_with_more():

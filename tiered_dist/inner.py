@@ -198,8 +198,8 @@ class GTCState:
         self._layout = layout
         self._exchange = exchange
         self._clip = None if clip is None else clip * math.sqrt(exchange.size)
-        self._residual: Tensor | None = None  # made on the gradient's device at the first step
-        self._scratch: Tensor | None = None  # (P,) int32 zeros
+        # Both (P,), made on the gradient's device at the first step; scratch is int32 zeros.
+        self._residual, self._scratch = torch.empty(0), torch.empty(0)
         self._taus: Tensor | None = None  # (parameters,) float32 on the CPU
         self._reference = 0.0  # n_ref: samples a worker's batch held when training began
         self._capacity = 0
@@ -211,27 +211,16 @@ class GTCState:
         samples = local.samples if finite else 0.0
         if self._taus is None:
             self._agree_on_start(gradient, samples, local.step)
-        if self._residual is None:
-            self._residual = torch.zeros_like(gradient)
-        self._residual = self._residual.to(gradient.device)  # a loaded one is on the CPU
-        if self._scratch is None:
-            self._scratch = torch.zeros_like(gradient, dtype=torch.int32)
-        taus, residual = self._require_taus(), self._residual
+        taus = torch.ones(len(layout.names)) if self._taus is None else self._taus
+        self._hold_tensors(gradient)
 
-        passed, quanta, wanted = self._select(gradient, residual, samples, taus)
-        start = int(local.step * ROTATION % 1 * layout.total)
-        positions, quanta = codec.limit(passed, quanta, self._capacity, start)
-        codec.subtract(residual, positions, quanta, self._by_parameter(taus, positions))
-        entries = codec.to_entries(positions, quanta)
-
-        flags = (0 if finite else message.NOT_FINITE) | (
-            message.OUT_OF_DATA if local.out_of_data else 0
-        )
+        entries, wanted, ratio = self._encode(gradient, samples, taus, local.step)
         packed = message.pack(
             local.step,
             layout.fingerprint,
             taus,
-            flags,
+            (0 if finite else message.NOT_FINITE)
+            | (message.OUT_OF_DATA if local.out_of_data else 0),
             samples,
             wanted,
             entries.cpu(),
@@ -241,15 +230,7 @@ class GTCState:
         received = message.unpack(
             gathered, len(layout.names), self._exchange.ranks, self._exchange.index
         )
-
-        where, counts = codec.count(received.entries, self._scratch)
-        # The residual carries more than this step's samples; a step of fewer than a usual batch
-        # must not blow it up.
-        weight = max(received.samples, self._reference)
-        scale = self._reference / weight if weight else 0.0
-        scales = self._by_parameter((taus.double() * scale).float(), where)
-        gradient.zero_()
-        gradient[where] = counts * scales
+        self._decode(received, taus, gradient)
         report = Reduced(
             samples=received.samples,
             not_finite=received.not_finite,
@@ -262,8 +243,8 @@ class GTCState:
                 if received.active
                 else None
             ),
-            residual_norm=float(residual.norm()),
-            residual_ratio=_largest(residual[passed].abs() / self._by_parameter(taus, passed)),
+            residual_norm=float(self._residual.norm()),
+            residual_ratio=ratio,
             overflow=int(wanted.sum()) - entries.numel(),
         )
         self._adapt(received, taus, local.step)
@@ -271,7 +252,7 @@ class GTCState:
 
     def end_block(self) -> None:
         """Drop the residual, if the settings say so."""
-        if self._settings.residual == "reset" and self._residual is not None:
+        if self._settings.residual == "reset":
             self._residual.zero_()
 
     def subgroup_state(self) -> dict[str, Any]:
@@ -285,7 +266,8 @@ class GTCState:
 
     def rank_state(self) -> dict[str, Any]:
         """The residual by parameter name."""
-        return {"residual": {} if self._residual is None else self._layout.to_named(self._residual)}
+        begun = self._residual.numel() > 0
+        return {"residual": self._layout.to_named(self._residual) if begun else {}}
 
     def load(self, subgroup: dict[str, Any], rank: dict[str, Any] | None) -> None:
         """See ``InnerState``; without a rank part the residual starts empty."""
@@ -293,10 +275,11 @@ class GTCState:
         self._taus = torch.tensor([taus[name] for name in names]) if taus else None
         self._reference = subgroup.get("reference", 0.0)
         self._capacity = subgroup.get("capacity", 0)
-        self._residual = None
+        self._residual = torch.empty(0)
         if rank is not None and rank.get("residual"):
-            empty = torch.empty(self._layout.total)
-            self._residual = self._layout.from_named(rank["residual"], empty)
+            self._residual = self._layout.from_named(
+                rank["residual"], torch.empty(self._layout.total)
+            )
 
     def _agree_on_start(self, gradient: Tensor, samples: float, step: int) -> None:
         """First taus (their geometric mean over workers), reference samples, and capacity."""
@@ -322,31 +305,57 @@ class GTCState:
         most = self._exchange.all_gather(torch.tensor([wanted], device=gradient.device)).max()
         self._capacity = self._capacity_for(int(most), step)
 
-    def _require_taus(self) -> Tensor:
-        return torch.ones(len(self._layout.names)) if self._taus is None else self._taus
+    def _hold_tensors(self, gradient: Tensor) -> None:
+        """Make the residual and the scratch tensor where the gradient is, if they are not there."""
+        if self._scratch.numel() == 0:
+            self._scratch = torch.zeros_like(gradient, dtype=torch.int32)
+        if self._residual.numel() == 0:
+            self._residual = torch.zeros_like(gradient)
+        self._residual = self._residual.to(gradient.device)  # a loaded one is on the CPU
 
-    def _select(
-        self, gradient: Tensor, residual: Tensor, samples: float, taus: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add the gradient to the residual; positions, quanta, and quanta wanted a parameter."""
-        wanted = torch.zeros(len(self._layout.names), dtype=torch.int32)
+    def _encode(
+        self, gradient: Tensor, samples: float, taus: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, float]:
+        """Move this worker's gradient into the residual, and out of it what is sent now.
+
+        Returns the entries, the quanta each parameter wanted to send ``(parameters,)``, and the
+        largest ``|r| / tau`` that is left.
+        """
         if samples == 0 or self._reference == 0:
-            nothing = torch.zeros(0, dtype=torch.int64, device=residual.device)
-            return nothing, nothing.to(torch.int32), wanted
-        residual.add_(gradient, alpha=samples / self._reference)
+            nothing = torch.zeros(len(self._layout.names), dtype=torch.int32)
+            return torch.zeros(0, dtype=torch.int32), nothing, 1.0
+        residual = self._residual.add_(gradient, alpha=samples / self._reference)
         positions, quanta, offset = [], [], 0
-        for i, part in enumerate(self._layout.split(residual)):
-            where, what = codec.quantise(part, float(taus[i]), self._settings.max_quanta)
+        for part, tau in zip(self._layout.split(residual), taus.tolist(), strict=True):
+            where, what = codec.quantise(part, tau, self._settings.max_quanta)
             positions.append(where + offset)
             quanta.append(what)
-            wanted[i] = int(what.abs().sum())
             offset += part.numel()
-        return torch.cat(positions), torch.cat(quanta), wanted
+        wanted = torch.stack([part.abs().sum() for part in quanta]).to(torch.int32).cpu()
+        passed, all_quanta = torch.cat(positions), torch.cat(quanta)
+        found = torch.tensor([part.numel() for part in positions])
+        passed_taus = taus.repeat_interleave(found).to(residual.device)
 
-    def _by_parameter(self, values: Tensor, positions: Tensor) -> Tensor:
-        """For each flat position the value of its parameter."""
-        ends = torch.tensor(self._layout.sizes).cumsum(0).to(positions.device)
-        return values.to(positions.device)[torch.searchsorted(ends, positions, right=True)]
+        start = int(step * ROTATION % 1 * self._layout.total)
+        sent = codec.limit(all_quanta, self._capacity, first=int(torch.searchsorted(passed, start)))
+        codec.subtract(residual, passed, sent, passed_taus)
+        ratios = residual[passed].abs() / passed_taus
+        largest = max(1.0, float(ratios.max())) if ratios.numel() else 1.0  # all others are below 1
+        return codec.to_entries(passed, sent), wanted, largest
+
+    def _decode(self, received: message.Received, taus: Tensor, out: Tensor) -> None:
+        """The subgroup's mean gradient, into ``out``.
+
+        The residual carries more than this step's samples; a step of fewer than a usual batch
+        must not blow it up.
+        """
+        weight = max(received.samples, self._reference)
+        scales = (taus.double() * (self._reference / weight if weight else 0.0)).float()
+        ends = torch.tensor(self._layout.sizes).cumsum(0).to(out.device)
+        where, counts = codec.count(received.entries, self._scratch)
+        parameter = torch.searchsorted(ends, where, right=True)
+        out.zero_()
+        out[where] = counts * scales.to(out.device)[parameter]
 
     def _adapt(self, received: message.Received, taus: Tensor, step: int) -> None:
         """The next step's taus and capacity, from counts that all ranks have gathered."""
@@ -377,11 +386,6 @@ def clip_norm(gradient: Tensor, bound: float | None) -> bool:
     if bound is not None and bound < norm < math.inf:
         gradient.mul_(bound / norm)
     return math.isfinite(norm)
-
-
-def _largest(ratios: Tensor) -> float:
-    """The largest of the ratios, or the 1 below which all elements lie that are not in them."""
-    return max(1.0, float(ratios.max())) if ratios.numel() else 1.0
 
 
 def _float64(values: list[float], device: torch.device) -> Tensor:
