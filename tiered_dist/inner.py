@@ -324,10 +324,12 @@ class GTCState:
         if samples == 0 or self._reference == 0:
             nothing = torch.zeros(len(self._layout.names), dtype=torch.int32)
             return torch.zeros(0, dtype=torch.int32), nothing, 1.0
-        residual = self._residual.add_(gradient, alpha=samples / self._reference)
+        residual, weight = self._residual, samples / self._reference
         positions, quanta, offset = [], [], 0
-        for part, tau in zip(self._layout.split(residual), taus.tolist(), strict=True):
-            where, what = codec.quantise(part, tau, self._settings.max_quanta)
+        for part, new, tau in zip(
+            self._layout.split(residual), self._layout.split(gradient), taus.tolist(), strict=True
+        ):
+            where, what = codec.accumulate(part, new, weight, tau, self._settings.max_quanta)
             positions.append(where + offset)
             quanta.append(what)
             offset += part.numel()

@@ -1,0 +1,89 @@
+"""Elements a second of GTC's encoding and decoding, as multiples of ``residual.add_(gradient)``.
+
+    python benchmarks/codec.py [--elements 24000000] [--repeats 9] [--workers 4]
+
+Encoding is everything between a gradient and the entries to send; that much reads the gradient
+once and reads and writes the residual once, as ``add_`` does. Decoding is everything between the
+entries of all workers and a dense mean gradient. Each figure is the median of the repeats, which
+take turns, on one thread.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+
+from tiered_dist import codec, native
+
+DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--elements", type=int, default=24_000_000)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--workers", type=int, default=4, help="whose entries are decoded")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{arguments.elements} elements, {torch.backends.cpu.get_cpu_capability()}")
+    print(f"{'density':>8} {'what':<22} {'ms':>9} {'M elements/s':>13} {'of add_':>8}")
+    for density in DENSITIES:
+        seconds = measure(arguments.elements, density, arguments.repeats, arguments.workers)
+        for what, value in seconds.items():
+            rate = arguments.elements / value / 1e6
+            share = seconds["add_"] / value
+            print(f"{density:>8g} {what:<22} {1e3 * value:>9.2f} {rate:>13.0f} {share:>8.2f}")
+
+
+def measure(elements: int, density: float, repeats: int, workers: int) -> dict[str, float]:
+    """Median seconds of each way, by name."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.zeros(elements)
+    gradient = torch.randn(elements, generator=generator)
+    tau = float(gradient[:1_000_000].abs().quantile(1 - density))
+    residual, out = start.clone(), torch.empty(elements)
+    scratch = torch.zeros(elements, dtype=torch.int32)
+    entries = torch.cat([encode(start.clone(), gradient, tau) for _ in range(workers)])
+
+    def decode() -> None:
+        positions, counts = codec.count(entries, scratch)
+        out.zero_()
+        out[positions] = counts * tau
+
+    def encode_with_torch() -> None:
+        with mock.patch.object(native, "_function", lambda: None):
+            encode(residual, gradient, tau)
+
+    ways: dict[str, Callable[[], object]] = {
+        "add_": lambda: residual.add_(gradient),
+        "encode, torch": encode_with_torch,
+        "decode": decode,
+    }
+    if native.available():
+        ways["encode, native"] = lambda: encode(residual, gradient, tau)
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            residual.copy_(start)
+            begin = time.perf_counter()
+            way()
+            taken[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def encode(residual: torch.Tensor, gradient: torch.Tensor, tau: float) -> torch.Tensor:
+    """Entries of one worker, as tier 1 makes them for one parameter."""
+    positions, quanta = codec.accumulate(residual, gradient, 1.0, tau, max_quanta=1)
+    quanta = codec.limit(quanta, positions.numel(), first=0)
+    codec.subtract(residual, positions, quanta, torch.full((positions.numel(),), tau))
+    return codec.to_entries(positions, quanta)
+
+
+if __name__ == "__main__":
+    main()
