@@ -5,7 +5,6 @@ torchrun or srun has started ``python -m asr train`` as one rank of many, this p
 worker, and rank 0 keeps the stage's marker.
 """
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from asr.files import read_json, write_text
 from asr.stages import StageResult, Workspace, run_stage
 from asr.train_config import TrainConfig
 from asr.training import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
-from tiered_dist import ExchangeError, init_process_group, list_checkpoints
+from tiered_dist import ExchangeError, init_process_group, launched_as_rank, list_checkpoints
 from tiered_dist.launch import spawn_command
 
 # A filter with momentum eta remembers 1 / (1 - eta) blocks; in a run of fewer than ten such
@@ -35,7 +34,7 @@ def run(workspace: Workspace, system: str) -> None:
     config = workspace.config(TrainConfig, "train", f"systems/{system}")
     if workspace.resume:
         _check_resumable(workspace, workspace.directory(f"train/{system}"))
-    if "RANK" in os.environ:
+    if launched_as_rank():
         _train_as_rank(workspace, system, config)
     else:
         _run_stage(workspace, system, config, lambda: _launch(workspace, system, config))

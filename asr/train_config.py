@@ -42,21 +42,35 @@ class OptimizerConfig:
 @dataclasses.dataclass
 class InnerConfig:
     """Tier 1. The density falls from ``density_start`` to ``density`` over the fraction ``ramp``
-    of all steps; the rest is GTC's."""
+    of all steps; ``dtype`` is what Dense sends; the rest is GTC's."""
 
     kind: Literal["dense", "gtc"] = "dense"
+    dtype: Literal["fp32", "bf16"] = "fp32"
     density: float = 0.01
     density_start: float = 0.25
     ramp: float = 0.2
     max_quanta: int = 1
     residual: Literal["keep", "reset"] = "keep"
+    residual_bound: float | None = None
+    dense_below: int = 0
+    momentum: float = 0.0
+    nesterov: bool = False
+    factor_masking: bool = True
 
     def make(self, steps: int) -> Dense | GTC:
         """The settings for a run of ``steps`` steps."""
         if self.kind == "dense":
-            return Dense()
-        threshold = TargetDensity(self.density, self.density_start, self.ramp_steps(steps))
-        return GTC(threshold, self.max_quanta, self.residual)
+            return Dense(self.dtype)
+        return GTC(
+            TargetDensity(self.density, self.density_start, self.ramp_steps(steps)),
+            self.max_quanta,
+            self.residual,
+            self.residual_bound,
+            self.dense_below,
+            self.momentum,
+            self.nesterov,
+            self.factor_masking,
+        )
 
     def ramp_steps(self, steps: int) -> int:
         """The step at which the density has reached its end."""
@@ -72,14 +86,20 @@ class OuterConfig:
     momentum: float | Literal["auto"] = "auto"
     learning_rate: float = 1.0
     nesterov: bool = False
-    inner_state: Literal["auto", "reset", "keep"] = "auto"
+    inner_state: Literal["auto", "reset", "keep", "average"] = "auto"
+    warmup_steps: int = 0
 
     def make(self) -> BMUF | None:
         """The settings, or None."""
         if self.kind == "none":
             return None
         return BMUF(
-            self.block_steps, self.momentum, self.learning_rate, self.nesterov, self.inner_state
+            self.block_steps,
+            self.momentum,
+            self.learning_rate,
+            self.nesterov,
+            self.inner_state,
+            warmup_steps=self.warmup_steps,
         )
 
 
@@ -129,6 +149,11 @@ class TrainConfig:
         if not 0 <= self.inner.ramp <= 1:
             raise ValueError(f"inner.ramp={self.inner.ramp}: a fraction of all steps, 0 to 1")
         self.inner.make(steps=1)  # the library checks its own settings
+        if self.inner.kind == "gtc" and self.inner.momentum and self.optimizer.momentum:
+            raise ValueError(
+                "inner.momentum and optimizer.momentum are the same thing twice; "
+                "set optimizer.momentum=0"
+            )
         self.outer.make()
         if self.outer.kind == "none" and self.subgroup_size not in ("host", self.workers):
             raise ValueError(

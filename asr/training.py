@@ -195,7 +195,7 @@ class SystemTrainer:
         if report.density is not None and report.step > self.config.inner.ramp_steps(self.steps):
             progress.sent_density += report.density
             progress.compressed_steps += 1
-        if self.config.outer.kind == "none":
+        if self.config.outer.kind == "none" or report.synchronous:
             progress.samples += report.samples
         self._account_block(report.block)
 
@@ -237,6 +237,10 @@ class SystemTrainer:
             "tier1/density": report.density,
             "tier1/residual_norm": report.residual_norm,
             "tier1/residual_over_tau": report.residual_ratio,
+            "tier1/encode_ms": 1e3 * report.encode_seconds,
+            "tier1/exchange_ms": 1e3 * report.exchange_seconds,
+            "tier1/decode_ms": 1e3 * report.decode_seconds,
+            "tier2/filter_ms": 1e3 * report.filter_seconds if report.outer_wire_bytes else None,
             "tier2/wire_bytes": report.outer_wire_bytes,
             "tier2/spread": report.block.spread if report.block else None,
         }

@@ -8,26 +8,31 @@ from tiered_dist import ExchangeError, message
 TAUS = torch.tensor([0.5, 0.25])
 
 
-def pack(step=3, fingerprint=99, taus=TAUS, flags=0, samples=1234.5, entries=(5, 8), capacity=6):
+def pack(step=3, fingerprint=99, taus=TAUS, flags=0, samples=1234.5, body=(5, 8)):
     return message.pack(
-        step,
-        fingerprint,
-        taus,
-        flags,
-        samples,
-        torch.tensor([1, 7], dtype=torch.int32),
-        torch.tensor(entries, dtype=torch.int32),
-        capacity,
+        step=step,
+        fingerprint=fingerprint,
+        taus=taus,
+        flags=flags,
+        samples=samples,
+        wanted=torch.tensor([1, 7], dtype=torch.int32),
+        exact=torch.tensor([0.1, -3e38, samples]),
+        count=2 * len(body),
+        body=torch.tensor(body, dtype=torch.int32),
+        body_words=6,
     )
 
 
 def unpack(*messages):
-    return message.unpack(torch.stack(messages), 2, tuple(range(10, 10 + len(messages))), 0)
+    return message.unpack(torch.stack(messages), 2, 3, tuple(range(10, 10 + len(messages))), 0)
 
 
 def test_carries_everything_through():
-    received = unpack(pack(), pack(samples=0.0, entries=(), flags=message.NOT_FINITE), pack())
-    assert received.entries.tolist() == [5, 8, 5, 8]
+    received = unpack(pack(), pack(samples=0.0, body=(), flags=message.NOT_FINITE), pack())
+    assert received.counts == [4, 0, 4]
+    assert received.bodies.tolist() == [[5, 8, 0, 0, 0, 0], [0] * 6, [5, 8, 0, 0, 0, 0]]
+    assert torch.equal(received.exact[0], torch.tensor([0.1, -3e38, 1234.5]))
+    assert torch.equal(received.exact[:, 2], torch.tensor([1234.5, 0.0, 1234.5]))
     assert received.samples == 2469.0
     assert (received.active, received.not_finite, received.out_of_data) == (2, 1, 0)
     assert received.wanted.tolist() == [[1, 7]] * 3

@@ -1,5 +1,7 @@
 """Cutting the world into subgroups, and the groups that follow from it."""
 
+import socket
+
 import pytest
 import torch
 from ranks import run_ranks
@@ -41,6 +43,19 @@ def test_without_a_process_group_the_world_is_this_process():
     topology = Topology.build("host")
     assert (topology.world_size, topology.subgroups, topology.subgroup) == (1, ((0,),), 0)
     assert "1 ranks in 1 subgroups" in topology.describe()
+
+
+def described():
+    topology = Topology.build([[0, 1], [2, 3]])
+    return topology.describe(), topology.describe_costs(1_000_000, 0.01, 10)
+
+
+def test_describes_places_and_costs(tmp_path):
+    """By hand: 2 M parameters' worth of moves, 16 bits for each of 10,000 entries and 31 counts."""
+    places, costs = run_ranks(4, described, tmp_path)[0]
+    assert f"subgroup 1: ranks [2, 3] on {socket.gethostname()}" in places
+    assert "dense 4,000,000, GTC at density 0.01 20,064" in costs
+    assert "each block: 4,000,000, a step in blocks of 10: 400,000" in costs
 
 
 def bytes_sent():

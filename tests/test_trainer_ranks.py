@@ -1,12 +1,12 @@
 """The two-tier trainer on several real ranks, over real sockets."""
 
-import hashlib
 import os
 import signal
 
 import pytest
 import torch
 from ranks import run_ranks
+from tiered_helpers import Vector, checksum, flat, hand_trainer, noise, only_entries
 from torch import nn
 
 from tiered_dist import (
@@ -48,14 +48,6 @@ def backward(trainer, step, size=None):
     inputs, targets = data(rank, step, size or 4 + rank)
     nn.functional.mse_loss(trainer.model(inputs), targets).backward()
     return len(inputs)
-
-
-def flat(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
-
-
-def checksum(model):
-    return hashlib.sha256(flat(model).numpy().tobytes()).hexdigest()
 
 
 # ---- replicas, blocks ----------------------------------------------------------------------
@@ -129,6 +121,7 @@ def conserve(steps, tau):
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     trainer = TieredTrainer(model, optimizer, topology, GTC(FixedThreshold(tau), max_quanta=2))
+    only_entries(trainer)
     generator = torch.Generator().manual_seed(topology.rank)
     total = torch.zeros(4, 4)
     for _ in range(steps):
@@ -149,33 +142,16 @@ def test_gtc_loses_nothing_between_ranks(tmp_path):
     assert applied.abs().sum() > 0
 
 
-class Vector(nn.Module):
-    """Parameters whose gradients the tests set by hand."""
-
-    def __init__(self, sizes=(50,)):
-        super().__init__()
-        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
-
-
-def hand_trainer(model, subgroups, inner, outer=None, clip=None, lr=1.0):
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return TieredTrainer(model, optimizer, Topology.build(subgroups), inner, outer, clip)
-
-
-def noise(*seed, size=50):
-    generator = torch.Generator().manual_seed(sum(s * 1000**i for i, s in enumerate(seed)))
-    return torch.randn(size, generator=generator)
-
-
 def compare_with_dense(steps):
     """Moves of Dense and of GTC with a tiny tau, under uneven, idle and non-finite ranks."""
     rank = int(os.environ["RANK"])
     models = Vector((30, 20)), Vector((30, 20))
-    fine = GTC(FixedThreshold(1e-4), max_quanta=1 << 15)
+    fine = GTC(FixedThreshold(1e-3), max_quanta=1 << 15)
     trainers = [
         hand_trainer(model, 2, inner, BMUF(1000))
         for model, inner in zip(models, (Dense(), fine), strict=True)
     ]
+    only_entries(trainers[1])
     trainers[1]._inner.CAPACITY_MARGIN = 50  # or what varies too much would come a step late
     worst = 0.0
     for step in range(steps):
@@ -206,6 +182,7 @@ def conserve_with_overflow(steps):
     """Two parameters of very different scale, and a message too small for what wants to go."""
     model = Vector((400, 400))
     trainer = hand_trainer(model, 2, GTC(TargetDensity(0.5, 0.5), max_quanta=4))
+    only_entries(trainer)
     trainer._inner.MIN_CAPACITY = 16
     trainer._inner.CAPACITY_MARGIN = 0.5
     rank, total, overflow = int(os.environ["RANK"]), torch.zeros(800), 0
@@ -234,6 +211,8 @@ def test_nothing_is_lost_when_messages_overflow(tmp_path):
 def clipped_norm(inner, same):
     model = Vector()
     trainer = hand_trainer(model, 4, inner, clip=1.0)
+    if isinstance(inner, GTC):
+        only_entries(trainer)
     rank = 0 if same else trainer.topology.rank
     model.parts[0].grad = noise(rank) * 100
     trainer.step(samples=5)
@@ -313,6 +292,7 @@ def idle_then_full():
     """Rank 0 has no batch in the second step: what its residual holds must wait."""
     model = Vector((4,))
     trainer = hand_trainer(model, 2, GTC(FixedThreshold(1.0)))
+    only_entries(trainer)
     rank = trainer.topology.rank
     for step in range(2):
         model.parts[0].grad = torch.full((4,), 0.75 if step == 0 else 1.0)
@@ -466,11 +446,20 @@ def test_ranks_that_disagree_are_told_with_both_values(tmp_path, what, values):
 # ---- resuming ------------------------------------------------------------------------------
 
 
-def run_with_checkpoints(root, steps, save_at, subgroups=2):
-    trainer = make_trainer(subgroups, GTC_TEST, BMUF(4, nesterov=True), clip=1.0)
+TIERS = (GTC_TEST, BMUF(4, nesterov=True), 0.9)
+OTHER_TIERS = (
+    GTC(TargetDensity(0.05, 0.25, 10), 4, "keep", 8.0, dense_below=17, momentum=0.8),
+    BMUF(block_samples=90, warmup_steps=3, inner_state="keep"),
+    0.0,
+)
+
+
+def run_with_checkpoints(root, steps, save_at, subgroups=2, tiers=TIERS, residuals="drop"):
+    inner, outer, momentum = tiers
+    trainer = make_trainer(subgroups, inner, outer, clip=1.0, momentum=momentum)
     saved = list_checkpoints(root)
     if saved:
-        shared, rank = load_checkpoint(saved[-1], trainer)
+        shared, rank = load_checkpoint(saved[-1], trainer, residuals)
         assert shared == {"note": "shared"}
         assert rank is None or rank == {"place": trainer.topology.rank}
     for step in range(trainer.steps, steps):
@@ -488,12 +477,15 @@ def run_with_checkpoints(root, steps, save_at, subgroups=2):
     )
 
 
-@pytest.mark.parametrize("stop_at", [6, 8])  # within a block, and at its end
-def test_stop_and_resume_is_bitwise(tmp_path, stop_at):
-    straight = run_ranks(4, run_with_checkpoints, tmp_path, tmp_path / "none", 15, ())
+@pytest.mark.parametrize(
+    ("tiers", "stop_at"),  # within a block, and at its end; in warm-up, and after it
+    [(TIERS, 6), (TIERS, 8), (OTHER_TIERS, 2), (OTHER_TIERS, 9)],
+)
+def test_stop_and_resume_is_bitwise(tmp_path, tiers, stop_at):
+    straight = run_ranks(4, run_with_checkpoints, tmp_path, tmp_path / "none", 15, (), 2, tiers)
     root = tmp_path / "checkpoints"
-    run_ranks(4, run_with_checkpoints, tmp_path, root, stop_at, (stop_at,))
-    resumed = run_ranks(4, run_with_checkpoints, tmp_path, root, 15, ())
+    run_ranks(4, run_with_checkpoints, tmp_path, root, stop_at, (stop_at,), 2, tiers)
+    resumed = run_ranks(4, run_with_checkpoints, tmp_path, root, 15, (), 2, tiers)
     for one, other in zip(straight, resumed, strict=True):
         for ours, theirs in zip(one, other, strict=True):
             assert torch.equal(ours, theirs)
@@ -513,6 +505,37 @@ def test_another_world_size_resumes_without_residuals(tmp_path):
     assert torch.equal(results[0][1], results[1][1])
     resumed = run_ranks(2, run_with_checkpoints, tmp_path, root, 6, (), 1)
     assert all(len(residual) == 0 for _, _, residual in resumed)
+
+
+@pytest.mark.parametrize("world_size", [2, 6])
+def test_another_world_size_may_keep_or_redistribute_residuals(tmp_path, world_size):
+    root = tmp_path / "checkpoints"
+    saved = [r for _, _, r in run_ranks(4, run_with_checkpoints, tmp_path, root, 6, (6,))]
+    mean = sum(saved) / 4
+    for policy in ("keep", "redistribute"):
+        arguments = (tmp_path, root, 6, (), 1, TIERS, policy)
+        for rank, (_, _, residual) in enumerate(
+            run_ranks(world_size, run_with_checkpoints, *arguments)
+        ):
+            if policy == "redistribute":
+                torch.testing.assert_close(residual, mean)
+            else:
+                assert torch.equal(residual, saved[rank] if rank < 4 else torch.zeros(0))
+
+
+def changed_behind_the_trainers_back():
+    trainer = make_trainer(2, GTC_TEST, BMUF(1000))
+    for step in range(101):
+        if step == 50 and trainer.topology.rank == 3:
+            with torch.no_grad():
+                trainer.model[0].bias[0] += 1e-6
+        trainer.step(samples=backward(trainer, step))
+
+
+def test_replicas_that_have_come_apart_are_named(tmp_path):
+    results = run_ranks(4, changed_behind_the_trainers_back, tmp_path)
+    for rank in (2, 3):
+        assert "step 99: the model of rank 3 is not that of rank 2" in str(results[rank])
 
 
 def load_with(root, inner, outer):

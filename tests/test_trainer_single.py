@@ -61,28 +61,129 @@ def test_dense_clips_the_mean_gradient():
     assert float((flat(model) - before).norm()) == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("momentum", "nesterov", "masking"),
+    [(0.0, False, True), (0.5, False, True), (0.5, True, True), (0.5, False, False)],
+)
 @pytest.mark.parametrize("max_quanta", [1, 3])
-def test_gtc_alone_is_bitwise_an_error_feedback_loop(max_quanta):
+def test_gtc_alone_is_bitwise_an_error_feedback_loop(max_quanta, momentum, nesterov, masking):
     tau = 0.05
     model, other = make_model(), make_model()
-    trainer = make_trainer(model, GTC(FixedThreshold(tau), max_quanta))
-    optimizer = make_sgd(other)
+    inner = GTC(
+        FixedThreshold(tau),
+        max_quanta,
+        momentum=momentum,
+        nesterov=nesterov,
+        factor_masking=masking,
+    )
+    own = 0.0 if momentum else 0.9
+    trainer, optimizer = make_trainer(model, inner, momentum=own), make_sgd(other, momentum=own)
     tau32, sent_any = np.float32(tau), False
     residuals = [np.zeros(tuple(p.shape), np.float32) for p in other.parameters()]
+    velocities = [np.zeros_like(residual) for residual in residuals]
     for step in range(20):
         backward(model, step)
         trainer.step(samples=5)
         backward(other, step)
-        for residual, parameter in zip(residuals, other.parameters(), strict=True):
-            residual += parameter.grad.numpy()
+        parts = zip(residuals, velocities, other.parameters(), strict=True)
+        for residual, velocity, parameter in parts:
+            gradient = parameter.grad.numpy()
+            velocity *= np.float32(momentum)
+            velocity += gradient
+            residual += gradient + np.float32(momentum) * velocity if nesterov else velocity
             quanta = np.minimum(np.floor(np.abs(residual) / tau32), max_quanta) * np.sign(residual)
             residual -= tau32 * quanta.astype(np.float32)
+            if masking:
+                velocity[quanta != 0] = 0
             parameter.grad = torch.from_numpy(tau32 * quanta.astype(np.float32))
             sent_any |= bool(quanta.any())
         optimizer.step()
         optimizer.zero_grad()
         assert torch.equal(flat(model), flat(other))
     assert sent_any
+
+
+def test_momentum_correction_without_masking_is_sgds_momentum_once_everything_has_gone():
+    """What each step's velocity brings is only late, so in the end the sums are equal."""
+    model, plain = nn.Linear(20, 5, bias=False), nn.Linear(20, 5, bias=False)
+    plain.load_state_dict(model.state_dict())
+    inner = GTC(FixedThreshold(0.01), max_quanta=5000, momentum=0.9, factor_masking=False)
+    trainer, optimizer = make_trainer(model, inner, momentum=0.0), make_sgd(plain, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(60):
+        gradient = torch.randn(5, 20, generator=generator) * (step < 10)
+        model.weight.grad, plain.weight.grad = gradient.clone(), gradient.clone()
+        trainer.step(samples=5)
+        optimizer.step()
+    torch.testing.assert_close(model.weight, plain.weight, rtol=0, atol=0.1 * 0.01 * 1.01)
+
+
+def scaled_trainer(inner):
+    model = make_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    return TieredTrainer(model, make_sgd(model), Topology.build(1), inner, scaler=scaler), scaler
+
+
+@pytest.mark.parametrize("inner", [Dense(), GTC(FixedThreshold(0.05))])
+def test_a_loss_scale_changes_nothing_and_an_overflow_lowers_it(inner):
+    """Powers of two scale exactly, so the bits are those of unscaled training."""
+    trainer, scaler = scaled_trainer(inner)
+    plain = make_trainer(make_model(), inner)
+    scales = []
+    for step in range(12):
+        inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(step))
+        loss = nn.functional.mse_loss(trainer.model(inputs), inputs[:, :3])
+        scaler.scale(loss).backward()
+        overflows = step == 6
+        if overflows:
+            trainer.model[0].weight.grad[0, 0] = float("inf")
+        report = trainer.step(samples=5)
+        assert (report.stepped, report.not_finite) == (not overflows, int(overflows))
+        scales.append(scaler.get_scale())
+        if not overflows:
+            backward(plain.model, step)
+            plain.step(samples=5)
+    trainer.step(samples=0)  # a rank without a batch has nothing to unscale
+    assert scales[2:8] == [1024, 2048, 2048, 2048, 1024, 1024]
+    assert torch.equal(flat(trainer.model), flat(plain.model))
+    other, other_scaler = scaled_trainer(inner)
+    other.load_state_dict(trainer.state_dict())
+    assert other_scaler.get_scale() == scaler.get_scale() != 1024
+
+
+def test_momentum_twice_is_refused():
+    with pytest.raises(ValueError, match="momentum"):
+        make_trainer(make_model(), GTC(momentum=0.9), momentum=0.9)
+
+
+def test_the_velocity_goes_with_the_optimizers_state_at_a_blocks_end():
+    def velocity(policy):
+        model = make_model()
+        inner = GTC(FixedThreshold(10.0), momentum=0.9)
+        trainer = make_trainer(model, inner, BMUF(2, inner_state=policy), momentum=0.0)
+        for step in range(2):
+            backward(model, step)
+            trainer.step(samples=5)
+        return sum(
+            float(v.norm()) for v in trainer.state_dict()["rank"]["inner"]["velocity"].values()
+        )
+
+    assert velocity("keep") > 0
+    assert velocity("reset") == 0
+
+
+def test_a_bound_keeps_a_residual_from_growing():
+    def largest(bound):
+        model = nn.Linear(10, 1, bias=False)
+        inner = GTC(FixedThreshold(1.0), residual_bound=bound)
+        trainer = make_trainer(model, inner)
+        for _ in range(20):
+            model.weight.grad = torch.full((1, 10), -2.5)
+            report = trainer.step(samples=5)
+        return report.residual_ratio
+
+    assert largest(None) == pytest.approx(30)
+    assert largest(3.0) == 3.0
 
 
 def test_one_subgroup_without_momentum_is_no_filter():
@@ -369,8 +470,16 @@ def test_settings_that_do_not_fit_are_refused():
     for clip in (0.0, -1.0):
         with pytest.raises(ValueError, match="clip"):
             make_trainer(model, Dense(), clip=clip)
-    for settings in ({"max_quanta": 0}, {"residual": "lose"}):
-        with pytest.raises(ValueError):
+    for settings in (
+        {"max_quanta": 0},
+        {"residual": "lose"},
+        {"residual_bound": 0.5},
+        {"dense_below": -1},
+        {"momentum": 1.0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(settings))):
             GTC(**settings)
+    with pytest.raises(ValueError, match="dtype"):
+        Dense("fp16")
     with pytest.raises(ValueError, match="positive"):
         FixedThreshold(0.0)

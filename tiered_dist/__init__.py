@@ -6,11 +6,17 @@ across subgroups every block, as in Ladkat et al., Interspeech 2019.
 
 from tiered_dist.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from tiered_dist.exchange import ExchangeError
-from tiered_dist.inner import GTC, Dense
-from tiered_dist.outer import BMUF
+from tiered_dist.gtc import GTC
+from tiered_dist.inner import Dense
+from tiered_dist.outer import BMUF, diloco, model_averaging, slowmo
 from tiered_dist.report import BlockReport, StepReport
 from tiered_dist.threshold import FixedThreshold, TargetDensity
-from tiered_dist.topology import Topology, init_process_group, local_device
+from tiered_dist.topology import (
+    Topology,
+    init_process_group,
+    launched_as_rank,
+    local_device,
+)
 from tiered_dist.trainer import TieredTrainer
 
 __all__ = [
@@ -24,9 +30,13 @@ __all__ = [
     "TargetDensity",
     "TieredTrainer",
     "Topology",
+    "diloco",
     "init_process_group",
+    "launched_as_rank",
     "list_checkpoints",
     "load_checkpoint",
     "local_device",
+    "model_averaging",
     "save_checkpoint",
+    "slowmo",
 ]

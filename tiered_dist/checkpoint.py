@@ -55,20 +55,48 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def load_checkpoint(
-    path: Path, trainer: TieredTrainer
+    path: Path, trainer: TieredTrainer, residuals: str = "drop"
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Restore the trainer; returns the caller's shared and rank parts.
 
-    The rank part is None when the world has changed and this rank was not in the old one.
+    On the world that saved it, training goes on bit for bit. On another, ``residuals`` says what
+    becomes of what GTC had not sent yet: "drop"; "keep", rank i goes on with the old rank i's;
+    "redistribute", every rank gets the mean of all, so that nothing is lost of what subgroups
+    deliver on average. The log says what was done. The rank part is None when the world has changed
+    and this rank was not in the old one. ValueError for an unknown policy.
     """
+    if residuals not in RESIDUAL_POLICIES:
+        raise ValueError(f"residuals={residuals!r}: one of {', '.join(RESIDUAL_POLICIES)}")
     topology = trainer.topology
     shared = _read(path / "shared.pt")
     subgroup_path = path / _subgroup_file(topology.subgroup)
     rank_path = path / _rank_file(topology.rank)
     subgroup = _read(subgroup_path if subgroup_path.exists() else path / _subgroup_file(0))
-    rank = _read(rank_path) if rank_path.exists() else {"inner": {}, "buffers": {}, "caller": None}
+    rank = _read(rank_path) if rank_path.exists() else dict(_NEW_RANK)
+    if not trainer.is_same_world(shared):
+        rank = {**rank, "inner": _inherited(path, rank["inner"], residuals)}
     trainer.load_state_dict({"shared": shared, "subgroup": subgroup, "rank": rank})
     return shared["caller"], rank["caller"]
+
+
+RESIDUAL_POLICIES = ("drop", "keep", "redistribute")
+_NEW_RANK: dict[str, Any] = {"inner": {}, "buffers": {}, "caller": None}
+
+
+def _inherited(path: Path, own: dict[str, Any], policy: str) -> dict[str, Any]:
+    """The inner tier's rank part for a rank of another world."""
+    if policy == "keep":
+        return own
+    if policy == "drop":
+        return {}
+    mean: dict[str, Any] = {}
+    old = sorted(path.glob("rank-*.pt"))
+    for file in old:
+        for what, named in _read(file)["inner"].items():
+            sums = mean.setdefault(what, {})
+            for name, value in named.items():
+                sums[name] = sums.get(name, 0) + value / len(old)
+    return mean
 
 
 def _subgroup_file(subgroup: int) -> str:

@@ -7,9 +7,9 @@ tau, and keeps the rest for later:
     q  = sign(r) * min(floor(|r| / tau), max_quanta)
     r <- r - tau * q
 
-``max_quanta`` = 1 is Strom's form; larger values repeat an entry. Decoding sums the workers'
-entries as integers, so the result does not depend on the order in which they arrive, and every
-replica of a subgroup gets the same bits.
+``max_quanta`` = 1 is Strom's form; larger values repeat an entry. How entries travel is told in
+``entries``. Decoding sums the workers' entries as integers, so the result does not depend on the
+order in which they arrive, and every replica of a subgroup gets the same bits.
 """
 
 import numpy as np
@@ -17,9 +17,6 @@ import torch
 from torch import Tensor
 
 from tiered_dist import native
-
-# An entry is (flat index << 1 | sign) in a positive 32-bit integer.
-MAX_ELEMENTS = 1 << 30
 
 
 def accumulate(
@@ -73,21 +70,14 @@ def subtract(residual: Tensor, positions: Tensor, quanta: Tensor, taus: Tensor) 
     residual[positions] -= taus * quanta
 
 
-def to_entries(positions: Tensor, quanta: Tensor) -> Tensor:
-    """32-bit entries, one a quantum: ``(sum |quanta|,)`` int32."""
-    entries = (positions << 1) | (quanta < 0)
-    return entries.repeat_interleave(quanta.abs()).to(torch.int32)
+def count(positions: Tensor, signs: Tensor, scratch: Tensor) -> Tensor:
+    """Sum all workers' entries as integers: at each of ``positions`` ``(E,)``, the whole count.
 
-
-def count(entries: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum all workers' entries ``(E,)`` as integers: positions (int64) and signed counts (int32).
-
-    Both are ``(E,)``: a position that several entries name comes as often, each time with its
-    whole count. ``scratch``, ``(P,)`` int32 zeros, is left as zeros; to keep it from step to step
-    spares a pass over the model.
+    ``signs`` ``(E,)`` int32 are 1 or -1. A position that several entries name comes as often, each
+    time with its whole count. ``scratch``, ``(P,)`` int32 zeros, is left as zeros; to keep it from
+    step to step spares a pass over the model.
     """
-    positions = (entries >> 1).long()
-    scratch.index_add_(0, positions, 1 - ((entries & 1) << 1))
+    scratch.index_add_(0, positions, signs)
     counts = scratch[positions]
     scratch[positions] = 0
-    return positions, counts
+    return counts

@@ -4,9 +4,10 @@ import dataclasses
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tiered_dist.block_filter import BlockFilter
+from tiered_dist.exchange import Exchange
 from tiered_dist.topology import Topology
 
 
@@ -14,30 +15,60 @@ from tiered_dist.topology import Topology
 class BMUF:
     """Settings of Blockwise Model-Update Filtering (see ``block_filter`` for the equations).
 
-    ``block_steps`` is K, steps a block. ``momentum`` "auto" is 1 - 1/G with G the number of
-    subgroups, whose models are averaged: a rule of thumb, not a law. ``momentum`` 0 with
-    ``learning_rate`` 1 is plain model averaging. ``inner_state`` says what a block's end does
-    with the inner optimizer's state: "auto" resets SGD's momentum, which points the way the
-    subgroup went alone, and keeps any other's (Adam's moments); or "reset", or "keep".
+    A block has ``block_steps`` K steps, or about ``block_samples`` samples of all ranks together:
+    then the first has one step, and each block's count sets the next one's steps. ``momentum``
+    "auto" is 1 - 1/G with G the number of subgroups, whose models are averaged: a rule of thumb,
+    not a law. ``warmup_steps`` of synchronous training, a dense all-reduce over all ranks, come
+    before the first block.
+
+    ``inner_state`` says what a block's end does with the inner optimizer's state: "auto" resets
+    SGD's momentum, which points the way the subgroup went alone, and keeps any other's (Adam's
+    moments); or "reset", "keep", or "average", weighted by samples. ``buffers`` says it of the
+    model's (batch normalisation's statistics): "average" over ranks, "broadcast" rank 0's, "keep".
+
+    Relatives: ``model_averaging``, ``slowmo`` and ``diloco`` are settings of the same filter.
     """
 
-    block_steps: int
+    block_steps: int | None = None
     momentum: float | str = "auto"
     learning_rate: float = 1.0
     nesterov: bool = False
     inner_state: str = "auto"
+    block_samples: float | None = None
+    warmup_steps: int = 0
+    buffers: str = "average"
 
     def __post_init__(self) -> None:
-        if self.block_steps < 1:
+        if (self.block_steps is None) == (self.block_samples is None):
+            raise ValueError(
+                f"block_steps={self.block_steps}, block_samples={self.block_samples}: "
+                "a block's length is one of them"
+            )
+        if self.block_steps is not None and self.block_steps < 1:
             raise ValueError(f"block_steps={self.block_steps}: at least 1")
+        if self.block_samples is not None and not 0 < self.block_samples < math.inf:
+            raise ValueError(f"block_samples={self.block_samples}: must be positive")
         if self.momentum != "auto" and not (
             isinstance(self.momentum, int | float) and 0 <= self.momentum < 1
         ):
             raise ValueError(f"momentum={self.momentum!r}: 'auto', or from 0 to below 1")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate}: must be positive")
-        if self.inner_state not in ("auto", "reset", "keep"):
-            raise ValueError(f"inner_state={self.inner_state!r}: 'auto', 'reset' or 'keep'")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps}: cannot be negative")
+        for name, allowed in (
+            ("inner_state", ("auto", "reset", "keep", "average")),
+            ("buffers", ("average", "broadcast", "keep")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: one of {', '.join(allowed)}")
+
+    def next_block_steps(self, steps: int, samples: float) -> int:
+        """Steps of the next block, after one of ``steps`` steps and ``samples`` samples."""
+        if self.block_steps is not None:
+            return self.block_steps
+        assert self.block_samples is not None
+        return max(1, round(self.block_samples * steps / samples)) if samples else steps
 
     def block_momentum(self, subgroups: int) -> float:
         """eta, with "auto" resolved for ``subgroups`` averaged models."""
@@ -58,6 +89,27 @@ class BMUF:
             model=model,
             update=torch.zeros_like(model),
         )
+
+
+def model_averaging(block_steps: int) -> BMUF:
+    """Plain averaging of the subgroups' models (Zinkevich et al. 2010; Povey et al. 2014)."""
+    return BMUF(block_steps, momentum=0.0)
+
+
+def slowmo(block_steps: int, momentum: float = 0.7, learning_rate: float = 1.0) -> BMUF:
+    """SlowMo (Wang et al. 2020) at a constant inner learning rate: classical filtering.
+
+    Its buffer is ours divided by the inner learning rate, which cancels while that is constant.
+    """
+    return BMUF(block_steps, momentum, learning_rate)
+
+
+def diloco(block_steps: int, momentum: float = 0.9, learning_rate: float = 0.7) -> BMUF:
+    """DiLoCo's outer step (Douillard et al. 2023), Nesterov; for AdamW inside, which keeps state.
+
+    Its model is the point from which the next block starts, not ``model_for_eval``'s W.
+    """
+    return BMUF(block_steps, momentum, learning_rate, nesterov=True, inner_state="keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,3 +171,43 @@ def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) 
         not_finite=int(all_facts[0, 2]),
         spread=spread / length if length else spread,
     )
+
+
+def share_buffers(model: nn.Module, world: Exchange, how: str) -> None:
+    """Make the model's buffers one over all ranks; whole numbers are always rank 0's.
+
+    Differences from rank 0's are averaged, so that equal buffers keep their bits.
+    """
+    for buffer in model.buffers() if how != "keep" else ():
+        if how == "broadcast" or not buffer.is_floating_point():
+            world.broadcast(buffer)
+        else:
+            first = world.broadcast(buffer.clone())
+            buffer.copy_(first + world.all_reduce(buffer - first) / world.size)
+
+
+def average_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    topology: Topology,
+    samples: float,
+) -> None:
+    """Average over subgroups what the optimizer holds of a parameter's shape, by samples.
+
+    A part that some rank has not got yet (a subgroup that has had no data) is left alone.
+    """
+    held = {
+        (i, name): value
+        for i, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim()
+    }
+    everywhere = set.intersection(*topology.world.gather_objects(set(held)))
+    values = [held[key] for key in sorted(everywhere)]
+    if not values:
+        return
+    flat = torch.cat([value.flatten() for value in values])
+    mean = mean_move(topology, flat, samples, has_data=samples > 0)
+    if mean.samples:
+        for value, part in zip(values, mean.move.split([v.numel() for v in values]), strict=True):
+            value.copy_(part.view_as(value))

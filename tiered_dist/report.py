@@ -23,17 +23,22 @@ class StepReport:
     """One step of one rank.
 
     ``stepped`` is False when no rank of the subgroup brought a finite gradient, so that the
-    optimizer took no step. ``samples`` are the subgroup's; ``not_finite`` counts its ranks whose
-    gradient was left out. Bytes are what this rank sent in this step: ``inner_payload`` what the
+    optimizer took no step. ``synchronous`` is True in the steps of warm-up before the first block,
+    in which all ranks are one subgroup. ``samples`` are the subgroup's; ``not_finite`` counts its
+    ranks whose gradient was left out. Bytes are what this rank sent in this step: ``inner_payload``
+    what the
     entries and headers needed, ``inner_wire`` what went out (a message has its capacity's size),
     ``outer_wire`` all of tier 2. ``density`` (sent quanta an element and worker),
     ``residual_norm``, ``residual_ratio`` (largest ``|r| / tau``, 1 if smaller) and ``overflow``
-    (quanta that did not fit the message) are GTC's; None or 0 otherwise. ``block`` is set when a
-    block ended.
+    (quanta that did not fit the message) are GTC's; None or 0 otherwise. ``encode_seconds``,
+    ``exchange_seconds`` (waiting for other ranks included) and ``decode_seconds`` are tier 1's,
+    ``filter_seconds`` tier 2's, as this process sees them: a GPU may still be at work. ``block`` is
+    set when a block ended.
     """
 
     step: int
     stepped: bool
+    synchronous: bool
     samples: float
     not_finite: int
     inner_payload_bytes: int
@@ -43,4 +48,8 @@ class StepReport:
     residual_norm: float | None
     residual_ratio: float | None
     overflow: int
+    encode_seconds: float
+    exchange_seconds: float
+    decode_seconds: float
+    filter_seconds: float
     block: BlockReport | None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from tiered_dist import entries, slurm
 from tiered_dist.exchange import Exchange
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -19,10 +20,11 @@ def init_process_group(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None
     """Join the world that the launcher's environment describes; without one, stay alone.
 
     Under ``python -m tiered_dist.launch`` the ranks meet through a file store, under torchrun by
-    its own rendezvous. The back-end is NCCL where every rank of this host has a GPU of its own,
-    else gloo. The process leaves the world by itself when it exits.
+    its own rendezvous, under srun at the first host of the job step. The back-end is NCCL where
+    every rank of this host has a GPU of its own, else gloo. The process leaves the world by itself
+    when it exits.
     """
-    if "RANK" not in os.environ or dist.is_initialized():
+    if not launched_as_rank() or dist.is_initialized():
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = local_device()
@@ -41,13 +43,22 @@ def init_process_group(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None
     atexit.register(_leave)
 
 
+def launched_as_rank() -> bool:
+    """Whether the local launcher, torchrun or srun has started this process as one rank of many."""
+    slurm.announce()
+    return "RANK" in os.environ
+
+
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def local_device() -> torch.device:
-    """This rank's own GPU if every rank of its host has one, else the CPU: never a mixture."""
+    """This rank's own GPU if every rank of its host has one, else the CPU: never a mixture.
+
+    A rank must see all GPUs of its host (under srun: no ``--gpus-per-task``, no ``--gpu-bind``).
+    """
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if torch.cuda.is_available() and ranks_here <= torch.cuda.device_count():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -61,7 +72,7 @@ class Topology:
     ``subgroups`` lists the global ranks of each. ``inner`` joins this rank's subgroup. ``outer``
     joins the ranks with the same place in every subgroup, so that place j can reduce shard j of
     the model across subgroups; where subgroups are of unequal size, the places beyond the
-    smallest one have no ``outer``. ``world`` joins all ranks.
+    smallest one have no ``outer``. ``world`` joins all ranks; ``hosts`` are their hosts' names.
     """
 
     rank: int
@@ -69,6 +80,7 @@ class Topology:
     inner: Exchange
     outer: Exchange | None
     world: Exchange
+    hosts: tuple[str, ...]
 
     @classmethod
     def build(
@@ -85,12 +97,13 @@ class Topology:
         rank = dist.get_rank() if dist.is_initialized() else 0
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         world = Exchange(range(world_size), rank, _world_group() if world_size > 1 else None)
-        cut = _cut(subgroups, world)
+        hosts = tuple(world.gather_objects(socket.gethostname()))
+        cut = _cut(subgroups, hosts)
         timeout = datetime.timedelta(seconds=timeout_seconds)
         inner = _make_groups(cut, rank, timeout)
         assert inner is not None  # the subgroups cover every rank
         outer = _make_groups(_columns(cut), rank, timeout)
-        return cls(rank, cut, inner, outer, world)
+        return cls(rank, cut, inner, outer, world, hosts)
 
     @property
     def world_size(self) -> int:
@@ -108,10 +121,31 @@ class Topology:
         return min(len(ranks) for ranks in self.subgroups)
 
     def describe(self) -> str:
-        """One line a subgroup, for logs."""
+        """Which rank is in which subgroup, and on which host, a line a subgroup."""
         lines = [f"{self.world_size} ranks in {len(self.subgroups)} subgroups"]
-        lines += [f"  subgroup {i}: ranks {list(r)}" for i, r in enumerate(self.subgroups)]
+        for i, ranks in enumerate(self.subgroups):
+            hosts = dict.fromkeys(self.hosts[rank] for rank in ranks)
+            lines.append(f"  subgroup {i}: ranks {list(ranks)} on {', '.join(hosts)}")
         return "\n".join(lines)
+
+    def describe_costs(self, elements: int, density: float, block_steps: int) -> str:
+        """What the tiers send for a model of ``elements`` parameters, by rank and step, in lines.
+
+        Payload of ring algorithms: GTC at ``density`` beside a dense all-reduce in float32, and
+        the filter in blocks of ``block_steps``.
+        """
+        size, groups = self.inner.size, len(self.subgroups)
+        sent = round(density * elements)
+        gtc = (size - 1) * 4 * entries.words(sent, elements, sent)
+        dense = 2 * (size - 1) / size * 4 * elements
+        shard = 4 * elements / self.shards
+        block = 2 * (groups - 1) / groups * shard + (size - 1) * shard
+        return (
+            f"{elements:,} parameters, bytes sent by a rank:\n"
+            f"  tier 1, each step: dense {dense:,.0f}, GTC at density {density:g} {gtc:,}\n"
+            f"  tier 2, each block: {block:,.0f}, a step in blocks of {block_steps}: "
+            f"{block / block_steps:,.0f}"
+        )
 
 
 def _world_group() -> dist.ProcessGroup:
@@ -121,25 +155,25 @@ def _world_group() -> dist.ProcessGroup:
 
 
 def _cut(
-    subgroups: str | int | Sequence[Sequence[int]], world: Exchange
+    subgroups: str | int | Sequence[Sequence[int]], hosts: tuple[str, ...]
 ) -> tuple[tuple[int, ...], ...]:
+    world_size = len(hosts)
     if subgroups == "host":
-        hosts = world.gather_objects(socket.gethostname())
         cut = [[r for r, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
     elif isinstance(subgroups, str):
         raise ValueError(f"subgroups={subgroups!r}: 'host', a size, or lists of ranks")
     elif isinstance(subgroups, int):
-        if subgroups < 1 or world.size % subgroups:
+        if subgroups < 1 or world_size % subgroups:
             raise ValueError(
-                f"subgroups={subgroups}: {world.size} ranks cannot be cut into subgroups of this "
+                f"subgroups={subgroups}: {world_size} ranks cannot be cut into subgroups of this "
                 f"size; choose a divisor, or give explicit lists of ranks"
             )
-        cut = [list(range(i, i + subgroups)) for i in range(0, world.size, subgroups)]
+        cut = [list(range(i, i + subgroups)) for i in range(0, world_size, subgroups)]
     else:
         cut = [sorted(ranks) for ranks in subgroups]  # torch's groups keep ranks in this order
-    if sorted(rank for ranks in cut for rank in ranks) != list(range(world.size)) or [] in cut:
+    if sorted(rank for ranks in cut for rank in ranks) != list(range(world_size)) or [] in cut:
         raise ValueError(
-            f"subgroups={cut}: every rank from 0 to {world.size - 1} must be in exactly one"
+            f"subgroups={cut}: every rank from 0 to {world_size - 1} must be in exactly one"
         )
     return tuple(tuple(ranks) for ranks in cut)
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from tiered_dist.exchange import Exchange, ExchangeError
-from tiered_dist.inner import InnerState, Local
+from tiered_dist.inner import Clock, Dense, InnerState, Local
 from tiered_dist.layout import ParameterLayout, trainable, write_parameters
-from tiered_dist.outer import BMUF, mean_move
+from tiered_dist.outer import BMUF, average_optimizer_state, mean_move, share_buffers
 from tiered_dist.report import BlockReport, StepReport
 from tiered_dist.topology import Topology
 
 FORMAT_VERSION = 1
+# Every so many steps the replicas of a subgroup are compared: they must be equal in every bit.
+STEPS_BETWEEN_CHECKS = 100
 Batch = TypeVar("Batch")
 log = logging.getLogger("tiered_dist")
 
@@ -34,7 +36,9 @@ class TieredTrainer:
     Every rank makes one with the same model architecture, optimizer type and settings; rank 0's
     parameters and buffers are copied to all. ``inner`` exchanges gradients inside this rank's
     subgroup every step; ``outer`` combines the subgroups' models every block (None: one subgroup
-    only). ``clip`` bounds the gradient's norm by the rule of the inner tier.
+    only). ``clip`` bounds the gradient's norm by the rule of the inner tier. ``scaler`` is the loss
+    scaler, if the loss was scaled before ``backward``: ``step`` takes the scale out and updates it.
+    Each rank has its own; one whose gradient overflowed is left out of that step.
 
     Do not call ``optimizer.step`` or ``zero_grad``; ``step`` does. Learning-rate schedulers are
     the caller's: step them once after every ``step``, whatever it reports.
@@ -51,6 +55,7 @@ class TieredTrainer:
         inner: Inner,
         outer: BMUF | None = None,
         clip: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         if clip is not None and not clip > 0:
             raise ValueError(f"clip={clip}: must be positive, or None")
@@ -62,7 +67,7 @@ class TieredTrainer:
         self.model, self.optimizer, self.topology = model, optimizer, topology
         self._layout = ParameterLayout.of(model)
         self._parameters = list(trainable(model).values())
-        self._check_optimizer()
+        self._check_optimizer(inner)
         self._check_agreement((repr(inner), repr(outer), clip, _describe(optimizer)))
         for tensor in [*model.parameters(), *model.buffers()]:
             topology.world.broadcast(tensor.data)
@@ -72,9 +77,12 @@ class TieredTrainer:
             None if outer is None else outer.start_filter(self._flat(self._parameters), self.groups)
         )
         self._inner = inner.start(self._layout, topology.inner, clip)
+        self._warmup = Dense().start(self._layout, topology.world, clip)
+        self._scaler = scaler
         self.steps = 0
         self.blocks = 0
         self._block_start = 0  # the step at which the running block began
+        self._block_steps = 0 if outer is None else outer.block_steps or 1
         self._block_samples = 0.0
         self._out_of_data = False
         self._without_batch = False
@@ -161,6 +169,7 @@ class TieredTrainer:
             "steps": self.steps,
             "blocks": self.blocks,
             "block_start": self._block_start,
+            "block_steps": self._block_steps,
         }
         if self._filter is not None:
             shared["filter_model"] = self._layout.to_named(self._filter.model)
@@ -172,10 +181,11 @@ class TieredTrainer:
             "block_samples": self._block_samples,
             "inner": self._inner.subgroup_state(),
         }
-        rank = {
+        rank: dict[str, Any] = {
             "rank": self.topology.rank,
             "buffers": {name: value.clone() for name, value in self.model.named_buffers()},
             "inner": self._inner.rank_state(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
         }
         return {"shared": shared, "subgroup": subgroup, "rank": rank}
 
@@ -183,14 +193,15 @@ class TieredTrainer:
         """Take up what ``state_dict`` gave to this rank; training goes on bit for bit.
 
         When the world or its subgroups have changed since, the shared part and any subgroup's
-        part serve: the unfinished block and the residuals are dropped, and the log says so (a
-        collective then, since rank 0's buffers go to all). An outer tier may come or go between.
-        ValueError for another rank's state or another format.
+        part serve, with what the rank part has of the inner tier (see ``load_checkpoint``); the
+        unfinished block is dropped, and the log says so (a collective then, since rank 0's buffers
+        go to all). An outer tier may come or go between. ValueError for another rank's state or
+        another format.
         """
         shared, subgroup = state["shared"], state["subgroup"]
         if shared["format_version"] != FORMAT_VERSION:
             raise ValueError(f"state of format {shared['format_version']}, not {FORMAT_VERSION}")
-        same_world = shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups]
+        same_world = self.is_same_world(shared)
         if same_world:
             self._check_owner(state)
         keeps_block = same_world and (self._filter is not None) == ("filter_model" in shared)
@@ -200,17 +211,29 @@ class TieredTrainer:
         self.steps, self.blocks = shared["steps"], shared["blocks"]
         self._block_start = shared["block_start"] if keeps_block else self.steps
         self._block_samples = subgroup["block_samples"] if keeps_block else 0.0
-        self._inner.load(subgroup["inner"], state["rank"]["inner"] if same_world else None)
+        if self._outer is not None and self._outer.block_samples and shared["block_steps"]:
+            self._block_steps = shared["block_steps"]
+        self._inner.load(subgroup["inner"], state["rank"]["inner"])
+        if self._scaler is not None and state["rank"].get("scaler"):
+            self._scaler.load_state_dict(state["rank"]["scaler"])
         if not keeps_block:
             self._restart_block()
             if self._outer is not None and self._outer.resets(self.optimizer):
                 self.optimizer.state.clear()
         if not same_world:
             log.warning(
-                "resumed on subgroups %s, saved on %s: residuals and the unfinished block dropped",
+                "resumed on subgroups %s, saved on %s: the unfinished block is dropped, this "
+                "rank's residual %s",
                 [list(ranks) for ranks in self.topology.subgroups],
                 shared["subgroups"],
+                "begins with what it was given"
+                if state["rank"]["inner"].get("residual")
+                else "empty",
             )
+
+    def is_same_world(self, shared: dict[str, Any]) -> bool:
+        """Whether a saved ``shared`` part comes from a world cut into the same subgroups."""
+        return shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups]
 
     def _load_model(
         self, shared: dict[str, Any], subgroup: dict[str, Any], keeps_block: bool
@@ -237,27 +260,35 @@ class TieredTrainer:
                 self.topology.world.broadcast(buffer)
 
     def _step(self, samples: float) -> StepReport:
-        inner_sent = self.topology.inner.bytes_sent
+        synchronous = self._outer is not None and self.steps < self._outer.warmup_steps
+        exchange = self.topology.world if synchronous else self.topology.inner
+        inner_sent = exchange.bytes_sent
+        self._unscale()
         self._layout.flatten((p.grad for p in self._parameters), self._gradient)
-        reduced = self._inner.reduce(
-            Local(self._gradient, samples, self._out_of_data, step=self.steps)
-        )
-        inner_wire = self.topology.inner.bytes_sent - inner_sent
+        tier = self._warmup if synchronous else self._inner
+        reduced = tier.reduce(Local(self._gradient, samples, self._out_of_data, step=self.steps))
+        inner_wire = exchange.bytes_sent - inner_sent
         if reduced.samples > 0:
             self._hand_over_gradients()
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         self._block_samples += reduced.samples
-        subgroup_has_data = reduced.out_of_data < self.topology.inner.size
-        block, before = None, self._bytes_sent()
-        if self._outer is None:
-            self._everyone_out = not subgroup_has_data
-        elif self.steps - self._block_start >= self._outer.block_steps:
-            block, self._everyone_out = self._end_block(subgroup_has_data)
+        if self.steps % STEPS_BETWEEN_CHECKS == 0:
+            self._check_replicas()
+        has_data = reduced.out_of_data < exchange.size
+        block, before, clock = None, self._bytes_sent(), Clock()
+        if self._outer is None or synchronous:
+            self._everyone_out = not has_data
+        if synchronous:
+            self._follow_model()
+        elif self._outer is not None and self.steps - self._block_start >= self._block_steps:
+            block, self._everyone_out = self._end_block(has_data)
+        filter_seconds = clock.lap()
         return StepReport(
             step=self.steps,
             stepped=reduced.samples > 0,
+            synchronous=synchronous,
             samples=reduced.samples,
             not_finite=reduced.not_finite,
             inner_payload_bytes=reduced.payload_bytes,
@@ -267,25 +298,61 @@ class TieredTrainer:
             residual_norm=reduced.residual_norm,
             residual_ratio=reduced.residual_ratio,
             overflow=reduced.overflow,
+            encode_seconds=reduced.encode_seconds,
+            exchange_seconds=reduced.exchange_seconds,
+            decode_seconds=reduced.decode_seconds,
+            filter_seconds=filter_seconds,
             block=block,
         )
+
+    def _unscale(self) -> None:
+        """Take the loss scale out of the gradients, and choose the next."""
+        if self._scaler is None or all(p.grad is None for p in self._parameters):
+            return
+        self._scaler.unscale_(self.optimizer)
+        self._scaler.update()
 
     def _end_block(self, has_data: bool) -> tuple[BlockReport | None, bool]:
         """Filter the block; what happened, if anybody had data, and whether all are out of it."""
         self._check_parameters()
         assert self._filter is not None and self._outer is not None
         move = self._flat(self._parameters).sub_(self._filter.start_point())
-        mean = mean_move(self.topology, move, self._block_samples, has_data)
+        samples, steps = self._block_samples, self.steps - self._block_start
+        mean = mean_move(self.topology, move, samples, has_data)
         report = None
         if mean.samples > 0:  # a block in which nobody had data is no block: D must not decay
             self._filter.apply(mean.move)
             self.blocks += 1
             report = BlockReport(self.blocks, mean.samples, mean.not_finite, mean.spread)
+        self._block_steps = self._outer.next_block_steps(steps, mean.samples)
         self._restart_block()
-        self._inner.end_block()
-        if self._outer.resets(self.optimizer):
+        resets_optimizer = self._outer.resets(self.optimizer)
+        self._inner.end_block(resets_optimizer)
+        if resets_optimizer:
             self.optimizer.state.clear()
+        elif self._outer.inner_state == "average":
+            average_optimizer_state(self.optimizer, self._parameters, self.topology, samples)
+        share_buffers(self.model, self.topology.world, self._outer.buffers)
         return report, mean.subgroups_with_data == 0
+
+    def _check_replicas(self) -> None:
+        """ExchangeError, with both checksums, if a rank's model is not its subgroup's."""
+        bits = self._flat(self._parameters).view(torch.int32)
+        checksums = self.topology.inner.all_gather(bits.sum(dtype=torch.int64).view(1)).flatten()
+        for rank, checksum in zip(self.topology.inner.ranks, checksums.tolist(), strict=True):
+            if checksum != int(checksums[0]):
+                raise ExchangeError(
+                    f"the model of rank {rank} is not that of rank {self.topology.inner.ranks[0]}, "
+                    f"though both are replicas of subgroup {self.topology.subgroup} (checksums "
+                    f"{checksum} and {int(checksums[0])}); was it changed outside of the trainer?"
+                )
+
+    def _follow_model(self) -> None:
+        """In synchronous training all ranks have one model, and it is what a block starts from."""
+        assert self._filter is not None
+        self._layout.flatten(self._parameters, self._filter.model)
+        self._filter.update.zero_()
+        self._restart_block()
 
     def _check_parameters(self) -> None:
         """What is frozen or replaced after the trainer was made would never be exchanged."""
@@ -315,10 +382,18 @@ class TieredTrainer:
         return self._layout.flatten(tensors, torch.empty(self._layout.total, device=device))
 
     def _bytes_sent(self) -> int:
-        outer = self.topology.outer
-        return self.topology.inner.bytes_sent + (outer.bytes_sent if outer else 0)
+        topology = self.topology
+        exchanges = (topology.inner, topology.outer, topology.world)
+        return sum(exchange.bytes_sent for exchange in exchanges if exchange is not None)
 
-    def _check_optimizer(self) -> None:
+    def _check_optimizer(self, inner: Inner) -> None:
+        if getattr(inner, "momentum", 0) and any(
+            group.get("momentum") for group in self.optimizer.param_groups
+        ):
+            raise ValueError(
+                "GTC(momentum=...) and the optimizer's momentum are the same thing twice: give "
+                "the optimizer momentum=0"
+            )
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         missing = [n for n, p in trainable(self.model).items() if id(p) not in held]
         if missing:
