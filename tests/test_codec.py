@@ -48,7 +48,12 @@ def test_equals_a_second_implementation(density, max_quanta):
     generator = torch.Generator().manual_seed(7)
     total = 20_000
     residual, other = torch.zeros(total), np.zeros(total, dtype=np.float32)
-    tau = float(torch.tensor(-density).exp().neg().add(1).clamp(min=1e-4).rsqrt() * 0.05)
+    tau = 0.02 * float(
+        torch.randn(100_000, generator=generator)
+        .abs()
+        .kthvalue(100_000 - int(density * 100_000))
+        .values
+    )
     for _ in range(4):
         gradient = torch.randn(total, generator=generator) * 0.02
         counts = count(encode(residual, gradient, tau, max_quanta), total)

@@ -1,0 +1,148 @@
+"""What the tiers add to a training step, on this machine's real ranks.
+
+    python -m tiered_dist.launch --workers 4 benchmarks/step.py --layers 5 --hidden 768
+
+An LSTM is trained on random frames, 1,000 a rank, once with its bare optimizer and once with each
+pair of tiers, which take turns; all share the machine, so the bare step has the same contention.
+Printed are the medians of a step's wall time over the rounds, what a pair adds to the bare step,
+the same in passes of ``residual.add_(gradient)`` over the model, and the bytes that a rank sends.
+Subgroups are halves of the world.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tiered_dist import BMUF, GTC, Dense, TargetDensity, TieredTrainer, Topology, init_process_group
+
+FRAMES, BATCH, INPUTS, CLASSES = 1000, 10, 192, 500
+
+
+def main() -> None:
+    """Measure; rank 0 prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--density", type=float, default=1e-3)
+    parser.add_argument("--block-steps", type=int, default=50)
+    parser.add_argument("--settle", type=int, default=60, help="steps for GTC's density to settle")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2, help="steps of each way in a round")
+    parser.add_argument("--bf16", action="store_true", help="autocast, as a training would")
+    arguments = parser.parse_args()
+    init_process_group()
+    topology = Topology.build(max(1, int(os.environ.get("WORLD_SIZE", "1")) // 2))
+    bench = Bench(arguments, topology)
+    seconds, sent = bench.run()
+    if topology.rank == 0:
+        bench.print(seconds, sent)
+
+
+class Bench:
+    """One model, and the ways to take a step with it."""
+
+    def __init__(self, arguments: argparse.Namespace, topology: Topology) -> None:
+        self.arguments, self.topology = arguments, topology
+        torch.manual_seed(0)
+        lstm = nn.LSTM(INPUTS, arguments.hidden, arguments.layers, batch_first=True)
+        self.model = nn.ModuleList([lstm, nn.Linear(arguments.hidden, CLASSES)])
+        self.parameters = list(self.model.parameters())
+        self.elements = sum(p.numel() for p in self.parameters)
+        self.inputs = torch.randn(BATCH, FRAMES // BATCH, INPUTS)
+        self.targets = torch.randint(CLASSES, (FRAMES,))
+        self.bare = self._sgd()
+        gtc = GTC(TargetDensity(arguments.density, arguments.density), max_quanta=16)
+        bmuf = BMUF(arguments.block_steps)
+        self.trainers = {
+            "dense + BMUF": TieredTrainer(self.model, self._sgd(), topology, Dense(), bmuf),
+            "GTC + BMUF": TieredTrainer(self.model, self._sgd(), topology, gtc, bmuf),
+        }
+
+    def _sgd(self) -> torch.optim.SGD:
+        return torch.optim.SGD(self.parameters, lr=1e-4, momentum=0.9)
+
+    def run(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Seconds of every step of every way, and bytes sent by tier 1, payload and wire."""
+        generator = torch.Generator().manual_seed(self.topology.rank)
+        for _ in range(self.arguments.settle):
+            for parameter in self.parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
+            self.trainers["GTC + BMUF"].step(samples=FRAMES)
+        seconds: dict[str, list[float]] = {"bare optimizer": [], "add_": []}
+        sent: dict[str, list[float]] = {}
+        flat, other = torch.zeros(2, self.elements).unbind()
+        for _ in range(self.arguments.rounds):
+            self._time("add_", lambda: flat.add_(other), seconds)
+            self._time("bare optimizer", self._bare_step, seconds)
+            for name, trainer in self.trainers.items():
+                self._time(name, lambda: self._tiered_step(trainer, sent, name), seconds)  # noqa: B023
+        for trainer in self.trainers.values():  # a block's end, which the rounds need not have had
+            if trainer.at_block_start:
+                self._tiered_step(trainer, {}, "")
+            self._time("a block's end", trainer.finish, seconds, times=1)
+        return seconds, sent
+
+    def _time(
+        self,
+        name: str,
+        step: Callable[[], object],
+        seconds: dict[str, list[float]],
+        times: int | None = None,
+    ) -> None:
+        for _ in range(times or self.arguments.steps):
+            self.topology.world.barrier()
+            begin = time.perf_counter()
+            step()
+            seconds.setdefault(name, []).append(time.perf_counter() - begin)
+
+    def _backward(self) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.arguments.bf16):
+            logits = self.model[1](self.model[0](self.inputs)[0])
+        nn.functional.cross_entropy(logits.float().flatten(0, 1), self.targets).backward()
+
+    def _bare_step(self) -> None:
+        self._backward()
+        self.bare.step()
+        self.bare.zero_grad()
+
+    def _tiered_step(self, trainer: TieredTrainer, sent: dict[str, list[float]], name: str) -> None:
+        self._backward()
+        report = trainer.step(samples=FRAMES)
+        sent[name] = [report.inner_payload_bytes, report.inner_wire_bytes, report.density or 1.0]
+
+    def print(self, seconds: dict[str, list[float]], sent: dict[str, list[float]]) -> None:
+        """The table, and what tier 2 costs a step, which a round seldom has."""
+        arguments, size = self.arguments, self.topology.inner.size
+        median = {name: statistics.median(values) for name, values in seconds.items()}
+        print(
+            f"{self.elements:,} parameters, {self.topology.world_size} ranks in subgroups of "
+            f"{size}, {FRAMES} frames a rank, {'bf16' if arguments.bf16 else 'fp32'}"
+        )
+        columns = ("ms", "added ms", "added %", "in add_", "payload", "wire")
+        print(f"{'way':<16}" + "".join(f"{column:>12}" for column in columns))
+        bare, add = median["bare optimizer"], median["add_"]
+        for name, value in median.items():
+            added = value - bare
+            row = f"{name:<16}{1e3 * value:>12.1f}"
+            if name in sent:
+                row += f"{1e3 * added:>12.1f}{100 * added / bare:>12.1f}{added / add:>12.1f}"
+                row += f"{sent[name][0]:>12,}{sent[name][1]:>12,}"
+            print(row)
+        share = median["a block's end"] / arguments.block_steps
+        print(
+            f"a block's end, shared by its {arguments.block_steps} steps: {1e3 * share:.1f} ms, "
+            f"{100 * share / bare:.1f} % of the bare step"
+        )
+        print(f"density of GTC's last step: {sent['GTC + BMUF'][2]:.5f}")
+        print(self.topology.describe_costs(self.elements, arguments.density, arguments.block_steps))
+
+
+if __name__ == "__main__":
+    main()

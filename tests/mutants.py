@@ -1,0 +1,171 @@
+"""Wrong formulas, one line each, and whether the tests notice: ``python tests/mutants.py``.
+
+Each mutant changes one place of ``tiered_dist`` in a copy of the tree and runs the tests named
+beside it until one fails. A mutant that survives is printed, and makes the exit status 1.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+CODEC, SINGLE = "test_codec.py", "test_trainer_single.py"
+FILTER, THRESHOLD, ENTRIES = "test_block_filter.py", "test_threshold.py", "test_entries.py"
+RANKS, GTC_RANKS, OUTER_RANKS = "test_trainer_ranks.py", "test_gtc_ranks.py", "test_outer_ranks.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``old``, which the file has once, becomes ``new``; ``tests`` should then fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = [
+    # codec
+    Mutant("codec.py", "(values.abs() / tau).floor()", "(values.abs() / tau).round()", (CODEC,)),
+    Mutant("codec.py", "clamp(max=max_quanta) * values.sign()", "clamp(max=max_quanta)", (CODEC,)),
+    Mutant("codec.py", "-= taus * quanta", "-= taus * quanta.sign()", (CODEC,)),
+    Mutant("codec.py", "ahead = magnitude.roll(-first)", "ahead = magnitude.roll(first)", (CODEC,)),
+    Mutant("codec.py", "(capacity - ahead)", "(capacity + 1 - ahead)", (CODEC,)),
+    Mutant("codec.py", "scratch[positions] = 0", "pass", (CODEC,)),
+    Mutant("native.c", "fabsf(value) >= tau", "fabsf(value) > tau", ("test_native.py",)),
+    Mutant("entries.py", "halves < 1 << 15", "halves < 1 << 14", (ENTRIES,)),
+    Mutant("entries.py", "1 - ((entries & 1) << 1)", "((entries & 1) << 1) - 1", (ENTRIES,)),
+    # weighting and scales
+    Mutant("gtc.py", "weight = samples / self._reference", "weight = 1.0", (SINGLE, RANKS)),
+    Mutant("gtc.py", "max(received.samples, self._reference)", "received.samples", (SINGLE,)),
+    Mutant("gtc.py", "self._reference / weight if", "1 / weight if", (SINGLE, RANKS)),
+    Mutant("gtc.py", "clip * math.sqrt(exchange.size)", "clip * exchange.size", (RANKS,)),
+    Mutant(
+        "gtc.py", "received.exact.sum(dim=0) * scale", "received.exact.sum(dim=0)", (GTC_RANKS,)
+    ),
+    Mutant("gtc.py", "residual[self._exact] = 0", "pass", (GTC_RANKS,)),
+    Mutant(
+        "gtc.py",
+        "if samples:\n                self._residual.zero_()",
+        "if True:\n                self._residual.zero_()",
+        (GTC_RANKS,),
+    ),
+    Mutant(
+        "gtc.py", "self._velocity[passed[sent != 0]] = 0", "self._velocity[passed] *= 1", (SINGLE,)
+    ),
+    Mutant("gtc.py", "add_(self._velocity, alpha=momentum)", "add_(self._velocity)", (SINGLE,)),
+    Mutant(
+        "inner.py",
+        "gradient.mul_(samples / totals[0] if",
+        "gradient.mul_(1 / totals[0] if",
+        (RANKS,),
+    ),
+    Mutant(
+        "inner.py", "gradient.mul_(bound / norm)", "gradient.mul_(norm / bound)", (SINGLE, RANKS)
+    ),
+    # controller
+    Mutant("threshold.py", "density.double() / target", "target / density.double()", (THRESHOLD,)),
+    Mutant("threshold.py", "(target / following) **", "(following / target) **", (THRESHOLD,)),
+    Mutant("threshold.py", "numel() - kept + 1", "numel() - kept", (THRESHOLD, SINGLE)),
+    Mutant("gtc.py", "wanted.sum(dim=1).max()", "wanted.sum(dim=1).min() // 9", (SINGLE,)),
+    # filter
+    Mutant("block_filter.py", "self.momentum * self.update if", "self.update if", (FILTER,)),
+    Mutant("block_filter.py", "alpha=self.learning_rate", "alpha=1.0", (FILTER,)),
+    Mutant(
+        "block_filter.py", "self.model.add_(self.update)", "self.model.add_(mean_move)", (FILTER,)
+    ),
+    Mutant("outer.py", "1 - 1 / subgroups", "1 / subgroups", (FILTER, RANKS)),
+    Mutant("outer.py", "samples / float(totals[0]) if", "1 / topology.outer.size if", (RANKS,)),
+    Mutant("outer.py", "min(topology.inner.index, shards - 1)", "0", (RANKS,)),
+    Mutant(
+        "outer.py",
+        "self.block_samples * steps / samples",
+        "self.block_samples / samples",
+        (OUTER_RANKS,),
+    ),
+    Mutant("outer.py", "(buffer - first) / world.size", "(buffer - first)", (OUTER_RANKS,)),
+    # the step, and resuming
+    Mutant(
+        "trainer.py", "        samples = 0.0\n        step", "        pass\n        step", (RANKS,)
+    ),
+    Mutant(
+        "trainer.py", "write_parameters(model, self._layout, self._filter.model)", "pass", (SINGLE,)
+    ),
+    Mutant(
+        "trainer.py",
+        "self._filter.update)\n\n    def _load_buffers",
+        "self._filter.model)\n\n    def _load_buffers",
+        (RANKS,),
+    ),
+    Mutant(
+        "trainer.py",
+        'self._block_start = shared["block_start"]',
+        'self._block_start = shared["steps"]',
+        (RANKS,),
+    ),
+    Mutant("gtc.py", 'self._residual = self._flat(rank.get("residual"))', "pass", (RANKS,)),
+    Mutant(
+        "gtc.py", 'self._capacity = subgroup.get("capacity", 0)', "self._capacity = 300", (RANKS,)
+    ),
+    Mutant("checkpoint.py", "value / len(old)", "value", (RANKS,)),
+]
+
+
+def main() -> int:
+    """Try the mutants; 1 if one survives."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("numbers", nargs="*", type=int, help="of the mutants to try; all if none")
+    numbers = parser.parse_args().numbers or range(len(MUTANTS))
+    survivors = []
+    for number in tqdm(numbers, unit="mutant"):
+        killer = first_failure(MUTANTS[number])
+        tqdm.write(f"{number:3} {MUTANTS[number].file}: {killer or 'SURVIVES'}")
+        if killer is None:
+            survivors.append(MUTANTS[number])
+    for mutant in survivors:
+        print(f"no test fails with {mutant.file}: {mutant.old!r} -> {mutant.new!r}")
+    return 1 if survivors else 0
+
+
+def first_failure(mutant: Mutant) -> str | None:
+    """The test that fails with the mutant, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("tiered_dist", "asr", "tests", "pyproject.toml"):
+            source = ROOT / part
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, Path(folder, part))
+        apply(mutant, Path(folder, "tiered_dist"))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        result = subprocess.run(
+            [*command, *(f"tests/{test}" for test in mutant.tests)],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": folder, "XDG_CACHE_HOME": folder},
+            capture_output=True,
+            text=True,
+        )
+    failed = [line.split()[1] for line in result.stdout.splitlines() if line[:7] == "FAILED "]
+    if result.returncode == 1 and failed:
+        return failed[0]
+    if result.returncode == 0:
+        return None
+    raise RuntimeError(f"pytest could not run for {mutant}:\n{result.stdout}{result.stderr}")
+
+
+def apply(mutant: Mutant, package: Path) -> None:
+    """Change the file; ValueError unless it has the place once."""
+    path = package / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1 or mutant.old == mutant.new:
+        raise ValueError(f"{mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
