@@ -12,6 +12,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 export VENV
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -80,6 +81,15 @@ score: $(INSTALLED) ## stage 8: word error rates
 .PHONY: compare
 compare: $(INSTALLED) ## stage 9: compare the systems with the baseline
 	@$(RUN) --stage 9 --stop-stage 9
+
+.PHONY: bench
+bench: $(INSTALLED) ## time the codec, and what the tiers add to a step
+	$(VENV)/bin/python benchmarks/codec.py
+	$(VENV)/bin/python -m tiered_dist.launch --workers 4 benchmarks/step.py
+
+.PHONY: gpu-check
+gpu-check: $(INSTALLED) ## check on a GPU what only a GPU can show
+	$(VENV)/bin/python scripts/gpu_check.py
 
 .PHONY: report
 report: ## print the report

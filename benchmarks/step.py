@@ -1,6 +1,6 @@
 """What the tiers add to a training step, on this machine's real ranks.
 
-    python -m tiered_dist.launch --workers 4 benchmarks/step.py --layers 5 --hidden 768
+    python -m tiered_dist.launch --workers 4 benchmarks/step.py --layers 5 --hidden 768 --bf16
 
 An LSTM is trained on random frames, 1,000 a rank, once with its bare optimizer and once with each
 pair of tiers, which take turns; all share the machine, so the bare step has the same contention.

@@ -1,6 +1,9 @@
 """The compiled pass against torch's operations, bit for bit; and what happens without it."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -30,7 +33,7 @@ def both(residual, gradient, weight, tau, max_quanta, monkeypatch):
         left = residual.clone()
         with monkeypatch.context() as patch:
             if not use:
-                patch.setattr(native, "_function", lambda: None)
+                patch.setattr(native, "_function", lambda device_type: None)
             results.append((left, *codec.accumulate(left, gradient, weight, tau, max_quanta)))
     return results
 
@@ -73,6 +76,33 @@ def test_what_it_cannot_do_is_left_to_torch():
     assert not spread.any()
     positions, _ = codec.accumulate(spread, torch.ones(10), 1.0, 0.5, 1)
     assert positions.tolist() == list(range(10)) and spread.tolist() == [1.0] * 10
+
+
+def test_triton_in_its_interpreter(tmp_path):
+    """No GPU here: Triton's interpreter runs the kernel on the CPU, with exact products."""
+    pytest.importorskip("triton")
+    script = tmp_path / "interpret.py"
+    script.write_text(
+        "import torch\n"
+        "from tiered_dist import triton_kernel\n"
+        "for n in (0, 1, 1023, 1024, 1025, 5000):\n"
+        "    residual, gradient = torch.randn(2, n).unbind()\n"
+        "    expected = residual.add(gradient, alpha=0.5)\n"
+        "    for tau in (1.0, 1e9):\n"
+        "        left = residual.clone()\n"
+        "        positions = triton_kernel.accumulate(left, gradient, 0.5, tau)\n"
+        "        assert torch.equal(left, expected)\n"
+        "        assert torch.equal(positions, (expected.abs() >= tau).nonzero().squeeze(1))\n"
+        "print('equal')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(native.SOURCE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.stdout == "equal\n", result.stderr
 
 
 def test_compiled_once(fresh):

@@ -20,6 +20,18 @@ def test_the_example_trains_on_eight_ranks(tmp_path):
     assert len(lines) == 8 and len(set(lines)) == 1
 
 
+def test_the_documentations_example_learns(tmp_path):
+    text = (ROOT / "docs/tiered_dist.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(example)
+    command = [sys.executable, "-m", "tiered_dist.launch", "--workers", "2", str(script)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    losses = re.findall(r"^step \d+: loss ([\d.]+), density 0", result.stdout, re.MULTILINE)
+    assert len(losses) == 20 and float(losses[-1]) < 0.1 * float(losses[0])
+
+
 def test_every_make_target_it_names_exists():
     targets = set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9-]*)", README, re.MULTILINE))

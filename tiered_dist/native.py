@@ -1,6 +1,7 @@
-"""The codec's one pass over all elements in C, compiled at first use and kept in a cache.
+"""The codec's one pass over all elements in native code, where that can be had.
 
-Where there is no compiler, or what it made does not give torch's bits, torch does the work.
+On a CPU it is C, compiled at first use and kept in a cache, on a GPU Triton. Where it cannot be
+compiled, or does not give torch's bits, torch does the work.
 """
 
 import contextlib
@@ -25,6 +26,10 @@ COMPILE_SECONDS = 120
 log = logging.getLogger("tiered_dist")
 
 
+# Adds weight * gradient to residual in place; positions whose magnitude is now tau or more.
+Accumulate = Callable[[Tensor, Tensor, float, float], Tensor]
+
+
 def accumulate(residual: Tensor, gradient: Tensor, weight: float, tau: float) -> Tensor | None:
     """Add ``weight * gradient`` to ``residual``, both ``(n,)``, in place.
 
@@ -32,62 +37,61 @@ def accumulate(residual: Tensor, gradient: Tensor, weight: float, tau: float) ->
     native code cannot do it: then nothing was changed.
     """
     suitable = all(
-        tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous()
-        for tensor in (residual, gradient)
+        tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in (residual, gradient)
     )
-    function = _function() if suitable else None
-    return None if function is None else _call(function, residual, gradient, weight, tau)
+    function = _function(residual.device.type) if suitable else None
+    return None if function is None else function(residual, gradient, weight, tau)
 
 
-def available() -> bool:
+def available(device_type: str = "cpu") -> bool:
     """Whether native code serves this process; the first call compiles it."""
-    return _function() is not None
-
-
-def _call(
-    function: Callable[..., int],
-    residual: Tensor,
-    gradient: Tensor,
-    weight: float,
-    tau: float,
-) -> Tensor:
-    found = torch.empty(residual.numel(), dtype=torch.int32)  # only what is written costs memory
-    count = function(
-        residual.data_ptr(),
-        gradient.data_ptr(),
-        weight,
-        tau,
-        residual.numel(),
-        found.data_ptr(),
-    )
-    return found[:count].long()
+    return _function(device_type) is not None
 
 
 @functools.cache
-def _function() -> Callable[..., int] | None:
-    """The compiled function; None, with the reason in the log, where it cannot be had."""
+def _function(device_type: str) -> Accumulate | None:
+    """What serves tensors on ``device_type``; None, with the reason in the log, if nothing does."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        function = ctypes.CDLL(str(_compiled())).accumulate
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        function = _in_triton() if device_type == "cuda" else _in_c()
+        agrees = _agrees_with_torch(function, device_type)
+    except Exception as error:  # whatever a compiler and a loader may raise
         log.info("GTC encodes with torch operations, native code cannot be had: %s", error)
         return None
-    pointer, number = ctypes.c_void_p, ctypes.c_float
-    function.argtypes = [pointer, pointer, number, number, ctypes.c_int64, pointer]
-    function.restype = ctypes.c_int64
-    if not _agrees_with_torch(function):
+    if not agrees:
         log.info("GTC encodes with torch operations: native code rounds otherwise here")
         return None
     return function
 
 
-def _agrees_with_torch(function: Callable[..., int]) -> bool:
+def _in_triton() -> Accumulate:
+    from tiered_dist import triton_kernel  # needs Triton, which not every torch brings
+
+    return triton_kernel.accumulate
+
+
+def _in_c() -> Accumulate:
+    in_c = ctypes.CDLL(str(_compiled())).accumulate
+    pointer, number = ctypes.c_void_p, ctypes.c_float
+    in_c.argtypes = [pointer, pointer, number, number, ctypes.c_int64, pointer]
+    in_c.restype = ctypes.c_int64
+
+    def accumulate_in_c(residual: Tensor, gradient: Tensor, weight: float, tau: float) -> Tensor:
+        n = residual.numel()
+        found = torch.empty(n, dtype=torch.int32)  # only what is written costs memory
+        count = in_c(residual.data_ptr(), gradient.data_ptr(), weight, tau, n, found.data_ptr())
+        return found[:count].long()
+
+    return accumulate_in_c
+
+
+def _agrees_with_torch(function: Accumulate, device_type: str) -> bool:
     """Whether it gives torch's bits: where only one of the two multiplies and adds in one, no."""
     generator = torch.Generator().manual_seed(0)
-    gradient, residual = torch.randn(2, 1000, generator=generator).unbind()
+    gradient, residual = torch.randn(2, 5000, generator=generator).to(device_type).unbind()
     expected = residual.add(gradient, alpha=1 / 3)
-    positions = _call(function, residual, gradient, 1 / 3, 1.0)
+    positions = function(residual, gradient, 1 / 3, 1.0)
     reaching = (expected.abs() >= 1.0).nonzero().squeeze(1)
     return torch.equal(residual, expected) and torch.equal(positions, reaching)
 
@@ -95,8 +99,8 @@ def _agrees_with_torch(function: Callable[..., int]) -> bool:
 def _compiled() -> Path:
     """The shared library in the cache, compiled if it is not there.
 
-    OSError, RuntimeError (no home directory) or SubprocessError if that fails. Of many ranks that
-    ask at once one compiles.
+    Of many ranks that ask at once one compiles. OSError, RuntimeError (no home directory) or
+    SubprocessError if that fails.
     """
     source = SOURCE.read_bytes()
     key = hashlib.sha256(source + platform.machine().encode()).hexdigest()[:16]
