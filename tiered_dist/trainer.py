@@ -228,7 +228,7 @@ class TieredTrainer:
                 shared["subgroups"],
                 "begins with what it was given"
                 if state["rank"]["inner"].get("residual")
-                else "empty",
+                else "is empty",
             )
 
     def is_same_world(self, shared: dict[str, Any]) -> bool:
