@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from tiered_dist import codec, native
+from tiered_dist import codec, entries, native
 
 DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1)
 
@@ -49,10 +49,12 @@ def measure(elements: int, density: float, repeats: int, workers: int) -> dict[s
     tau = float(gradient[:1_000_000].abs().quantile(1 - density))
     residual, out = start.clone(), torch.empty(elements)
     scratch = torch.zeros(elements, dtype=torch.int32)
-    entries = torch.cat([encode(start.clone(), gradient, tau) for _ in range(workers)])
+    body, count = encode(start.clone(), gradient, tau)
 
     def decode() -> None:
-        positions, counts = codec.count(entries, scratch)
+        decoded = [entries.from_words(body, count, elements, count) for _ in range(workers)]
+        positions, signs = (torch.cat(parts) for parts in zip(*decoded, strict=True))
+        counts = codec.count(positions, signs, scratch)
         out.zero_()
         out[positions] = counts * tau
 
@@ -77,12 +79,13 @@ def measure(elements: int, density: float, repeats: int, workers: int) -> dict[s
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def encode(residual: torch.Tensor, gradient: torch.Tensor, tau: float) -> torch.Tensor:
-    """Entries of one worker, as tier 1 makes them for one parameter."""
+def encode(residual: torch.Tensor, gradient: torch.Tensor, tau: float) -> tuple[torch.Tensor, int]:
+    """One worker's entries in words, as tier 1 makes them for one parameter, and their number."""
     positions, quanta = codec.accumulate(residual, gradient, 1.0, tau, max_quanta=1)
-    quanta = codec.limit(quanta, positions.numel(), first=0)
-    codec.subtract(residual, positions, quanta, torch.full((positions.numel(),), tau))
-    return codec.to_entries(positions, quanta)
+    count = positions.numel()
+    quanta = codec.limit(quanta, count, first=0)
+    codec.subtract(residual, positions, quanta, torch.full((count,), tau))
+    return entries.to_words(positions, quanta, residual.numel(), count), count
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant("codec.py", "(capacity - ahead)", "(capacity + 1 - ahead)", (CODEC,)),
     Mutant("codec.py", "scratch[positions] = 0", "pass", (CODEC,)),
     Mutant("native.c", "fabsf(value) >= tau", "fabsf(value) > tau", ("test_native.py",)),
-    Mutant("entries.py", "halves < 1 << 15", "halves < 1 << 14", (ENTRIES,)),
+    Mutant("entries.py", "halves - (1 << 16)", "halves - (1 << 15)", (ENTRIES,)),
     Mutant("entries.py", "1 - ((entries & 1) << 1)", "((entries & 1) << 1) - 1", (ENTRIES,)),
     # weighting and scales
     Mutant("gtc.py", "weight = samples / self._reference", "weight = 1.0", (SINGLE, RANKS)),

@@ -53,6 +53,8 @@ def test_density_settles_at_the_target(scale, drift_over_noise):
         density = torch.tensor([int(quanta.abs().sum()) / size])
         taus = threshold.update(taus, density, step)
         seen.append(float(density))
+    falling = [seen[step] / threshold.target_density(step) for step in range(50, 200)]
+    assert sum(falling) / 150 == pytest.approx(1, rel=0.15)  # tau rises ahead of the target's fall
     assert sum(seen[500:]) / 500 == pytest.approx(0.01, rel=0.1)
     assert max(seen[500:]) < 0.02
 
@@ -61,3 +63,8 @@ def test_density_settles_at_the_target(scale, drift_over_noise):
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(ValueError):
         TargetDensity(**settings)
+
+
+def test_the_first_tau_is_what_the_targets_share_of_elements_reaches():
+    gradients = [torch.arange(-10.0, 0.0), torch.tensor([0.5])]
+    assert TargetDensity(end=0.3, start=0.3).initial(gradients, 0).tolist() == [8.0, 0.5]

@@ -1,0 +1,31 @@
+"""The benchmarks and the GPU check run, at a size that measures nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STEP = ["-m", "tiered_dist.launch", "--workers", "2", "benchmarks/step.py", "--hidden", "8"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["benchmarks/codec.py", "--elements", "50000", "--repeats", "1"], "encode, torch"),
+        ([*STEP, "--layers", "1", "--settle", "2", "--rounds", "1"], "GTC + BMUF"),
+        (["scripts/gpu_check.py", "--device", "cpu", "--elements", "200000"], "ok      training"),
+    ],
+)
+def test_runs(command, said):
+    result = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0 and said in result.stdout, result.stdout + result.stderr
