@@ -26,10 +26,11 @@ def accumulate(
 
     One pass over memory where native code can be had, with the same bits.
     """
-    positions = native.accumulate(residual, gradient, weight, tau)
-    if positions is None:
+    found = native.accumulate(residual, gradient, weight, tau)
+    if found is None:
         return quantise(residual.add_(gradient, alpha=weight), tau, max_quanta)
-    return positions, _quanta(residual[positions], tau, max_quanta)
+    positions, values = found
+    return positions, _quanta(values, tau, max_quanta)
 
 
 def quantise(residual: Tensor, tau: float, max_quanta: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#define BLOCK 32
+#define BLOCK 64
 
 #if defined(__x86_64__) && defined(__linux__)
 #define FOR_EVERY_PROCESSOR \
@@ -15,10 +15,11 @@
 #endif
 
 /* residual += weight * gradient, both (n); writes the ascending positions with
- * |residual| >= tau to found (n), and returns how many they are. */
+ * |residual| >= tau to found (n) and the residual there to values (n), while it is still in the
+ * cache, and returns how many they are. */
 FOR_EVERY_PROCESSOR
 int64_t accumulate(float *restrict residual, const float *restrict gradient, float weight,
-                   float tau, int64_t n, int32_t *restrict found)
+                   float tau, int64_t n, int32_t *restrict found, float *restrict values)
 {
     int64_t count = 0, i = 0;
     for (; i + BLOCK <= n; i += BLOCK) {
@@ -31,12 +32,14 @@ int64_t accumulate(float *restrict residual, const float *restrict gradient, flo
         if (any)
             for (int j = 0; j < BLOCK; j++) {
                 found[count] = (int32_t)(i + j);
+                values[count] = residual[i + j];
                 count += fabsf(residual[i + j]) >= tau;
             }
     }
     for (; i < n; i++) {
         residual[i] += weight * gradient[i];
         found[count] = (int32_t)i;
+        values[count] = residual[i];
         count += fabsf(residual[i]) >= tau;
     }
     return count;

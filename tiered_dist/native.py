@@ -26,15 +26,18 @@ COMPILE_SECONDS = 120
 log = logging.getLogger("tiered_dist")
 
 
-# Adds weight * gradient to residual in place; positions whose magnitude is now tau or more.
-Accumulate = Callable[[Tensor, Tensor, float, float], Tensor]
+# Adds weight * gradient to residual in place; positions where its magnitude is now tau or more,
+# and its values there.
+Accumulate = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
-def accumulate(residual: Tensor, gradient: Tensor, weight: float, tau: float) -> Tensor | None:
+def accumulate(
+    residual: Tensor, gradient: Tensor, weight: float, tau: float
+) -> tuple[Tensor, Tensor] | None:
     """Add ``weight * gradient`` to ``residual``, both ``(n,)``, in place.
 
-    Returns the ascending positions (int64) whose magnitude is now ``tau`` or more, or None if
-    native code cannot do it: then nothing was changed.
+    Returns the ascending positions (int64) where its magnitude is now ``tau`` or more, and its
+    values there; or None if native code cannot do it: then nothing was changed.
     """
     suitable = all(
         tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in (residual, gradient)
@@ -74,14 +77,18 @@ def _in_triton() -> Accumulate:
 def _in_c() -> Accumulate:
     in_c = ctypes.CDLL(str(_compiled())).accumulate
     pointer, number = ctypes.c_void_p, ctypes.c_float
-    in_c.argtypes = [pointer, pointer, number, number, ctypes.c_int64, pointer]
+    in_c.argtypes = [pointer, pointer, number, number, ctypes.c_int64, pointer, pointer]
     in_c.restype = ctypes.c_int64
 
-    def accumulate_in_c(residual: Tensor, gradient: Tensor, weight: float, tau: float) -> Tensor:
+    def accumulate_in_c(
+        residual: Tensor, gradient: Tensor, weight: float, tau: float
+    ) -> tuple[Tensor, Tensor]:
         n = residual.numel()
-        found = torch.empty(n, dtype=torch.int32)  # only what is written costs memory
-        count = in_c(residual.data_ptr(), gradient.data_ptr(), weight, tau, n, found.data_ptr())
-        return found[:count].long()
+        # Only what is written of these costs memory.
+        found, values = torch.empty(n, dtype=torch.int32), torch.empty(n)
+        tensors = (residual.data_ptr(), gradient.data_ptr())
+        count = in_c(*tensors, weight, tau, n, found.data_ptr(), values.data_ptr())
+        return found[:count].long(), values[:count].clone()
 
     return accumulate_in_c
 
@@ -91,9 +98,13 @@ def _agrees_with_torch(function: Accumulate, device_type: str) -> bool:
     generator = torch.Generator().manual_seed(0)
     gradient, residual = torch.randn(2, 5000, generator=generator).to(device_type).unbind()
     expected = residual.add(gradient, alpha=1 / 3)
-    positions = function(residual, gradient, 1 / 3, 1.0)
+    positions, values = function(residual, gradient, 1 / 3, 1.0)
     reaching = (expected.abs() >= 1.0).nonzero().squeeze(1)
-    return torch.equal(residual, expected) and torch.equal(positions, reaching)
+    return (
+        torch.equal(residual, expected)
+        and torch.equal(positions, reaching)
+        and torch.equal(values, expected[reaching])
+    )
 
 
 def _compiled() -> Path:

@@ -28,10 +28,13 @@ def _accumulate(residual, gradient, weight, tau, n, found, count, BLOCK: tl.cons
     tl.store(found + first + tl.cumsum(passes) - 1, offsets.to(tl.int32), mask=passes == 1)
 
 
-def accumulate(residual: Tensor, gradient: Tensor, weight: float, tau: float) -> Tensor:
+def accumulate(
+    residual: Tensor, gradient: Tensor, weight: float, tau: float
+) -> tuple[Tensor, Tensor]:
     """Add ``weight * gradient`` to ``residual``, both ``(n,)`` float32, in place.
 
-    Returns the ascending positions (int64) whose magnitude is now ``tau`` or more.
+    Returns the ascending positions (int64) where its magnitude is now ``tau`` or more, and its
+    values there.
     """
     n = residual.numel()
     found = torch.empty(n, dtype=torch.int32, device=residual.device)
@@ -39,4 +42,5 @@ def accumulate(residual: Tensor, gradient: Tensor, weight: float, tau: float) ->
     if n:
         grid = (triton.cdiv(n, BLOCK),)
         _accumulate[grid](residual, gradient, weight, tau, n, found, count, BLOCK=BLOCK)
-    return found[: int(count)].sort().values.long()
+    positions = found[: int(count)].sort().values.long()
+    return positions, residual[positions]
