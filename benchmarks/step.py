@@ -2,8 +2,10 @@
 
     python -m tiered_dist.launch --workers 4 benchmarks/step.py --layers 5 --hidden 768 --bf16
 
-An LSTM is trained on random frames, 1,000 a rank, once with its bare optimizer and once with each
-pair of tiers, which take turns; all share the machine, so the bare step has the same contention.
+An LSTM goes forward and backward over random frames, 1,000 a rank, once with its bare optimizer and
+once with each pair of tiers, which take turns; all share the machine, so the bare step has the same
+contention. Its gradients are then overwritten with noise, in every way alike, so that GTC works at
+the density that it has settled at, as it would in a long run.
 Printed are the medians of a step's wall time over the rounds, what a pair adds to the bare step,
 the same in passes of ``residual.add_(gradient)`` over the model, and the bytes that a rank sends.
 Subgroups are halves of the world.
@@ -32,7 +34,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--density", type=float, default=1e-3)
     parser.add_argument("--block-steps", type=int, default=50)
-    parser.add_argument("--settle", type=int, default=60, help="steps for GTC's density to settle")
+    parser.add_argument("--settle", type=int, default=600, help="steps for GTC's density to settle")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="steps of each way in a round")
     parser.add_argument("--bf16", action="store_true", help="autocast, as a training would")
@@ -57,8 +59,12 @@ class Bench:
         self.elements = sum(p.numel() for p in self.parameters)
         self.inputs = torch.randn(BATCH, FRAMES // BATCH, INPUTS)
         self.targets = torch.randint(CLASSES, (FRAMES,))
+        generator = torch.Generator().manual_seed(topology.rank)
+        self.noise = torch.randn(self.elements + 10_007, generator=generator) * 1e-3
+        self.moved = 0
         self.bare = self._sgd()
-        gtc = GTC(TargetDensity(arguments.density, arguments.density), max_quanta=16)
+        start, ramp = max(0.05, arguments.density), round(0.8 * arguments.settle)
+        gtc = GTC(TargetDensity(arguments.density, start, ramp), max_quanta=16)
         bmuf = BMUF(arguments.block_steps)
         self.trainers = {
             "dense + BMUF": TieredTrainer(self.model, self._sgd(), topology, Dense(), bmuf),
@@ -70,10 +76,8 @@ class Bench:
 
     def run(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
         """Seconds of every step of every way, and bytes sent by tier 1, payload and wire."""
-        generator = torch.Generator().manual_seed(self.topology.rank)
         for _ in range(self.arguments.settle):
-            for parameter in self.parameters:
-                parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
+            self._overwrite_gradients()
             self.trainers["GTC + BMUF"].step(samples=FRAMES)
         seconds: dict[str, list[float]] = {"bare optimizer": [], "add_": []}
         sent: dict[str, list[float]] = {}
@@ -106,6 +110,16 @@ class Bench:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.arguments.bf16):
             logits = self.model[1](self.model[0](self.inputs)[0])
         nn.functional.cross_entropy(logits.float().flatten(0, 1), self.targets).backward()
+        self._overwrite_gradients()
+
+    def _overwrite_gradients(self) -> None:
+        """With the same noise, moved along by some elements each time."""
+        self.moved = (self.moved + 1237) % 10_007
+        parts = self.noise[self.moved : self.moved + self.elements].split(
+            [p.numel() for p in self.parameters]
+        )
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).clone()
 
     def _bare_step(self) -> None:
         self._backward()
