@@ -9,26 +9,26 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_trains_on_eight_ranks(tmp_path):
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def run_example(text, workers, tmp_path):
+    """What a page's one example prints, on both streams."""
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     script = tmp_path / "example.py"
     script.write_text(example)
-    command = [sys.executable, "-m", "tiered_dist.launch", "--workers", "8", str(script)]
+    command = [sys.executable, "-m", "tiered_dist.launch", "--workers", str(workers), str(script)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
-    lines = re.findall(r"rank \d: (\d+) steps", result.stdout + result.stderr)
+    return result.stdout + result.stderr
+
+
+def test_the_example_trains_on_eight_ranks(tmp_path):
+    lines = re.findall(r"rank \d: (\d+) steps", run_example(README, 8, tmp_path))
     assert len(lines) == 8 and len(set(lines)) == 1
 
 
 def test_the_documentations_example_learns(tmp_path):
     text = (ROOT / "docs/tiered_dist.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    script = tmp_path / "example.py"
-    script.write_text(example)
-    command = [sys.executable, "-m", "tiered_dist.launch", "--workers", "2", str(script)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0, result.stderr
-    losses = re.findall(r"^step \d+: loss ([\d.]+), density 0", result.stdout, re.MULTILINE)
+    said = run_example(text, 2, tmp_path)
+    losses = re.findall(r"^step \d+: loss ([\d.]+), density 0", said, re.MULTILINE)
     assert len(losses) == 20 and float(losses[-1]) < 0.1 * float(losses[0])
 
 

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tiered_dist.checkpoint import list_checkpoints
+from tiered_dist.checkpoint import list_checkpoints, read_part
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def describe(path: Path) -> list[str]:
     """Lines about a checkpoint's shared, subgroup and rank parts."""
-    shared = _read(path / "shared.pt")
+    shared = read_part(path / "shared.pt")
     lines = [
         f"  {shared['steps']} steps, {shared['blocks']} blocks; the running one began at step "
         f"{shared['block_start']}",
@@ -40,8 +39,8 @@ def describe(path: Path) -> list[str]:
             lines.append(f"  {what}: {_size(shared[key])}")
     if shared.get("caller"):
         lines.append(f"  the caller's: {', '.join(sorted(shared['caller']))}")
-    lines += [_describe_subgroup(_read(file)) for file in sorted(path.glob("subgroup-*.pt"))]
-    lines += [_describe_rank(_read(file)) for file in sorted(path.glob("rank-*.pt"))]
+    lines += [_describe_subgroup(read_part(file)) for file in sorted(path.glob("subgroup-*.pt"))]
+    lines += [_describe_rank(read_part(file)) for file in sorted(path.glob("rank-*.pt"))]
     return lines
 
 
@@ -66,10 +65,6 @@ def _size(named: dict[str, Tensor]) -> str:
     elements = sum(value.numel() for value in named.values())
     norm = sum(float(value.double().square().sum()) for value in named.values()) ** 0.5
     return f"{elements:,} elements in {len(named)} tensors, norm {norm:.4g}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 if __name__ == "__main__":

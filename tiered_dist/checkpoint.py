@@ -68,11 +68,11 @@ def load_checkpoint(
     if residuals not in RESIDUAL_POLICIES:
         raise ValueError(f"residuals={residuals!r}: one of {', '.join(RESIDUAL_POLICIES)}")
     topology = trainer.topology
-    shared = _read(path / "shared.pt")
+    shared = read_part(path / "shared.pt")
     subgroup_path = path / _subgroup_file(topology.subgroup)
     rank_path = path / _rank_file(topology.rank)
-    subgroup = _read(subgroup_path if subgroup_path.exists() else path / _subgroup_file(0))
-    rank = _read(rank_path) if rank_path.exists() else dict(_NEW_RANK)
+    subgroup = read_part(subgroup_path if subgroup_path.exists() else path / _subgroup_file(0))
+    rank = read_part(rank_path) if rank_path.exists() else dict(_NEW_RANK)
     if not trainer.is_same_world(shared):
         rank = {**rank, "inner": _inherited(path, rank["inner"], residuals)}
     trainer.load_state_dict({"shared": shared, "subgroup": subgroup, "rank": rank})
@@ -92,7 +92,7 @@ def _inherited(path: Path, own: dict[str, Any], policy: str) -> dict[str, Any]:
     mean: dict[str, Any] = {}
     old = sorted(path.glob("rank-*.pt"))
     for file in old:
-        for what, named in _read(file)["inner"].items():
+        for what, named in read_part(file)["inner"].items():
             sums = mean.setdefault(what, {})
             for name, value in named.items():
                 sums[name] = sums.get(name, 0) + value / len(old)
@@ -114,5 +114,6 @@ def _write(path: Path, value: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_part(path: Path) -> dict[str, Any]:
+    """One file of a checkpoint: plain types and CPU tensors."""
     return torch.load(path, map_location="cpu", weights_only=True)
