@@ -60,6 +60,22 @@ def test_a_dense_step_leaves_idle_residuals_waiting_and_loses_nothing(tmp_path):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def idle_in_a_dense_step():
+    """Nothing passes in the first step; the second is dense, and rank 1 has no batch in it."""
+    model = Vector((10,))
+    trainer = hand_trainer(model, 2, GTC(FixedThreshold(1e3)))
+    for step, dense in enumerate((False, True)):
+        trainer._inner._dense_is_smaller = lambda dense=dense: dense
+        model.parts[0].grad = torch.ones(10)
+        trainer.step(samples=0 if step == 1 and trainer.topology.rank == 1 else 2)
+    residual = trainer.state_dict()["rank"]["inner"]["residual"]["parts.0"]
+    return float(residual[0]), -float(flat(model)[0])
+
+
+def test_an_idle_workers_residual_waits_through_a_dense_step(tmp_path):
+    assert run_ranks(2, idle_in_a_dense_step, tmp_path) == [(0.0, 2.0), (1.0, 2.0)]
+
+
 @pytest.mark.parametrize("every_rank_has_data", [True, False])
 def test_small_parameters_are_sent_as_they_are(tmp_path, every_rank_has_data):
     exact = GTC(FixedThreshold(1e3), dense_below=100)  # nothing else ever passes
