@@ -14,6 +14,10 @@ import torch
 
 from tiered_dist.trainer import TieredTrainer
 
+RESIDUAL_POLICIES = ("drop", "keep", "redistribute")
+# The rank part of a rank that the old world did not have.
+_NEW_RANK: dict[str, Any] = {"inner": {}, "buffers": {}, "caller": None}
+
 
 def save_checkpoint(
     root: Path,
@@ -77,10 +81,6 @@ def load_checkpoint(
         rank = {**rank, "inner": _inherited(path, rank["inner"], residuals)}
     trainer.load_state_dict({"shared": shared, "subgroup": subgroup, "rank": rank})
     return shared["caller"], rank["caller"]
-
-
-RESIDUAL_POLICIES = ("drop", "keep", "redistribute")
-_NEW_RANK: dict[str, Any] = {"inner": {}, "buffers": {}, "caller": None}
 
 
 def _inherited(path: Path, own: dict[str, Any], policy: str) -> dict[str, Any]:

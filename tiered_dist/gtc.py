@@ -140,7 +140,8 @@ class GTCState:
 
         outgoing = self._encode(gradient, samples, taus, local.step, dense)
         count = int(outgoing.quanta.abs().sum())
-        capacity = 0 if dense else self._capacity
+        capacity = 0 if dense else self._capacity  # a dense step's message has no body
+        body_words = entries.words(capacity, layout.total, capacity)
         body = entries.to_words(outgoing.positions, outgoing.quanta, layout.total, capacity)
         packed = message.pack(
             step=local.step,
@@ -153,7 +154,7 @@ class GTCState:
             exact=outgoing.exact.cpu(),
             count=count,
             body=body.cpu(),
-            body_words=entries.words(capacity, layout.total, capacity),
+            body_words=body_words,
         )
         encode_seconds = clock.lap()
         gathered = exchange.all_gather(packed.to(gradient.device))
@@ -169,12 +170,7 @@ class GTCState:
             gathered, len(layout.names), len(outgoing.exact), exchange.ranks, exchange.index
         )
         self._decode(received, taus, gradient, capacity, dense)
-        unused = (
-            0
-            if dense
-            else packed.element_size()
-            * (entries.words(capacity, layout.total, capacity) - body.numel())
-        )
+        unused = packed.element_size() * (body_words - body.numel())
         self._adapt(received, taus, local.step)
         return Reduced(
             samples=received.samples,
