@@ -59,7 +59,7 @@ def measure(elements: int, density: float, repeats: int, workers: int) -> dict[s
         out[positions] = counts * tau
 
     def encode_with_torch() -> None:
-        with mock.patch.object(native, "_function", lambda device_type: None):
+        with mock.patch.object(native, "_native", lambda device_type: None):
             encode(residual, gradient, tau)
 
     ways: dict[str, Callable[[], object]] = {

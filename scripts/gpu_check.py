@@ -75,8 +75,8 @@ def check_native(device: torch.device, elements: int) -> str:
     for density in (1e-4, 1e-3, 1e-2, 1e-1):
         tau = float((start[:100_000] + gradient[:100_000]).abs().cpu().quantile(1 - density))
         results, times = [], []
-        for switch in (native._function, lambda device_type: None):
-            with mock.patch.object(native, "_function", switch):
+        for switch in (native._native, lambda device_type: None):
+            with mock.patch.object(native, "_native", switch):
                 residual = start.clone()
                 results.append((residual, *codec.accumulate(residual, gradient, 1.0, tau, 4)))
                 times.append(

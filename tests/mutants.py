@@ -18,6 +18,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 CODEC, SINGLE = "test_codec.py", "test_trainer_single.py"
 FILTER, THRESHOLD, ENTRIES = "test_block_filter.py", "test_threshold.py", "test_entries.py"
+HOSTS = "test_host_level.py"
 RANKS, GTC_RANKS, OUTER_RANKS = "test_trainer_ranks.py", "test_gtc_ranks.py", "test_outer_ranks.py"
 
 
@@ -63,8 +64,8 @@ MUTANTS = [
     Mutant("gtc.py", "add_(self._velocity, alpha=momentum)", "add_(self._velocity)", (SINGLE,)),
     Mutant(
         "inner.py",
-        "gradient.mul_(samples / totals[0] if",
-        "gradient.mul_(1 / totals[0] if",
+        "gradient.mul_(samples / counts[0] if",
+        "gradient.mul_(1 / counts[0] if",
         (RANKS,),
     ),
     Mutant(
@@ -82,7 +83,7 @@ MUTANTS = [
         "block_filter.py", "self.model.add_(self.update)", "self.model.add_(mean_move)", (FILTER,)
     ),
     Mutant("outer.py", "1 - 1 / subgroups", "1 / subgroups", (FILTER, RANKS)),
-    Mutant("outer.py", "samples / float(totals[0]) if", "1 / topology.outer.size if", (RANKS,)),
+    Mutant("outer.py", "samples / samples_of_all if", "1 / topology.outer.size if", (RANKS,)),
     Mutant("outer.py", "min(topology.inner.index, shards - 1)", "0", (RANKS,)),
     Mutant(
         "outer.py",
@@ -114,7 +115,18 @@ MUTANTS = [
     Mutant(
         "gtc.py", 'self._capacity = subgroup.get("capacity", 0)', "self._capacity = 300", (RANKS,)
     ),
-    Mutant("checkpoint.py", "value / len(old)", "value", (RANKS,)),
+    Mutant("layout.py", "holders[name][first:end] += 1", "pass", (RANKS, HOSTS)),
+    # two levels of tier 1
+    Mutant("host_level.py", "totals.samples if finite", "local.samples if finite", (HOSTS,)),
+    Mutant("host_level.py", "math.sqrt(between.size)", "1.0", (HOSTS,)),
+    Mutant("host_level.py", "self._slot * host.index", "0", (HOSTS,)),
+    Mutant("layout.py", "stop - start)", "stop)", (HOSTS,)),
+    Mutant("topology.py", "hosts[rank] == name)", "True)", (HOSTS,)),
+    # decoding in C
+    Mutant("native.c", "1 - ((half & 1) << 1)", "1", ("test_native.py",)),
+    Mutant("native.c", "(at->stretch << 15)", "(at->stretch << 16)", ("test_native.py",)),
+    Mutant("native.c", "scratch[position] = 0;", ";", ("test_native.py",)),
+    Mutant("native.c", "position >= ends[parameter]", "0", ("test_native.py",)),
 ]
 
 

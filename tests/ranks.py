@@ -6,10 +6,11 @@ import os
 import pickle
 import traceback
 
-# Forking from a server that has imported torch once makes four ranks start in a blink. The server
-# has a single thread; pytest's own process may not.
+# Forking from a server that has imported torch once makes four ranks start in a blink (and what an
+# optimizer imports when it is made, torch._dynamo). The server has a single thread; pytest's own
+# process may not.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "tiered_dist"])
+_context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "tiered_dist"])
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 

@@ -8,12 +8,23 @@ from tiered_dist import ExchangeError, message
 TAUS = torch.tensor([0.5, 0.25])
 
 
-def pack(step=3, fingerprint=99, taus=TAUS, flags=0, samples=1234.5, body=(5, 8)):
+def pack(
+    step=3,
+    fingerprint=99,
+    taus=TAUS,
+    not_finite=0,
+    out_of_data=0,
+    lasted=0.0,
+    samples=1234.5,
+    body=(5, 8),
+):
     return message.pack(
         step=step,
         fingerprint=fingerprint,
         taus=taus,
-        flags=flags,
+        not_finite=not_finite,
+        out_of_data=out_of_data,
+        lasted=lasted,
         samples=samples,
         wanted=torch.tensor([1, 7], dtype=torch.int32),
         exact=torch.tensor([0.1, -3e38, samples]),
@@ -28,7 +39,7 @@ def unpack(*messages):
 
 
 def test_carries_everything_through():
-    received = unpack(pack(), pack(samples=0.0, body=(), flags=message.NOT_FINITE), pack())
+    received = unpack(pack(), pack(samples=0.0, body=(), not_finite=1), pack())
     assert received.counts == [4, 0, 4]
     assert received.bodies.tolist() == [[5, 8, 0, 0, 0, 0], [0] * 6, [5, 8, 0, 0, 0, 0]]
     assert torch.equal(received.exact[0], torch.tensor([0.1, -3e38, 1234.5]))
@@ -43,11 +54,14 @@ def test_samples_survive_exactly():
     assert unpack(pack(samples=count)).samples == count
 
 
-def test_flags_are_told_apart():
-    received = unpack(
-        pack(flags=message.OUT_OF_DATA), pack(flags=message.OUT_OF_DATA | message.NOT_FINITE)
-    )
-    assert (received.not_finite, received.out_of_data) == (1, 2)
+def test_ranks_left_out_and_out_of_data_are_told_apart():
+    received = unpack(pack(out_of_data=3), pack(out_of_data=32_767, not_finite=65_535))
+    assert (received.not_finite, received.out_of_data) == (65_535, 32_770)
+
+
+def test_how_long_the_last_exchange_took_arrives_in_microseconds():
+    received = unpack(pack(lasted=0.0123456), pack(lasted=1e9))
+    assert received.lasted == pytest.approx([0.012346, 2147.483647])
 
 
 @pytest.mark.parametrize(
@@ -66,5 +80,5 @@ def test_a_rank_at_odds_is_named_with_both_values(other, field):
 def test_a_message_of_another_kind_is_refused():
     other = pack()
     other[0] = 0
-    with pytest.raises(ExchangeError, match="magic number"):
+    with pytest.raises(ExchangeError, match="message format"):
         unpack(pack(), other)

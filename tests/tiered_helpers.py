@@ -16,14 +16,16 @@ class Vector(nn.Module):
         self.parts = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
 
 
-def hand_trainer(model, subgroups, inner, outer=None, clip=None, lr=1.0):
+def hand_trainer(model, subgroups, inner, outer=None, clip=None, lr=1.0, ranks_per_host=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return TieredTrainer(model, optimizer, Topology.build(subgroups), inner, outer, clip)
+    topology = Topology.build(subgroups, ranks_per_host=ranks_per_host)
+    return TieredTrainer(model, optimizer, topology, inner, outer, clip)
 
 
 def only_entries(trainer):
     """Keep tiny models, which a dense all-reduce serves better, with GTC's messages."""
-    trainer._inner._dense_is_smaller = lambda: False
+    state = trainer._inner
+    getattr(state, "_gtc", state)._dense_is_smaller = lambda: False
 
 
 def noise(*seed, size=50):

@@ -7,6 +7,7 @@ across subgroups every block, as in Ladkat et al., Interspeech 2019.
 from tiered_dist.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from tiered_dist.exchange import ExchangeError
 from tiered_dist.gtc import GTC
+from tiered_dist.host_level import DenseInHost
 from tiered_dist.inner import Dense
 from tiered_dist.outer import BMUF, diloco, model_averaging, slowmo
 from tiered_dist.report import BlockReport, StepReport
@@ -24,6 +25,7 @@ __all__ = [
     "GTC",
     "BlockReport",
     "Dense",
+    "DenseInHost",
     "ExchangeError",
     "FixedThreshold",
     "StepReport",

@@ -45,20 +45,27 @@ def describe(path: Path) -> list[str]:
 
 
 def _describe_subgroup(part: dict[str, Any]) -> str:
-    inner, held = part["inner"], part["optimizer"]["state"]
+    held = part["optimizer"]["state"]
     line = f"  subgroup {part['subgroup']}: {_size(part['model'])}, optimizer state of {len(held)}"
-    if taus := inner.get("taus"):
-        least, most = min(taus, key=taus.get), max(taus, key=taus.get)
-        line += (
-            f", tau from {taus[least]:.3g} ({least}) to {taus[most]:.3g} ({most}), "
-            f"capacity {inner['capacity']}, {inner['reference']:g} samples a batch"
-        )
-    return line
+    return line + _describe_taus(part["inner"])
+
+
+def _describe_taus(agreed: dict[str, Any]) -> str:
+    taus = agreed.get("taus")
+    if not taus:
+        return ""
+    least, most = min(taus, key=taus.get), max(taus, key=taus.get)
+    return (
+        f", tau from {taus[least]:.3g} ({least}) to {taus[most]:.3g} ({most}), "
+        f"capacity {agreed['capacity']}, {agreed['reference']:g} samples a batch"
+    )
 
 
 def _describe_rank(part: dict[str, Any]) -> str:
-    held = [f"{what}: {_size(named)}" for what, named in part["inner"].items()]
-    return f"  rank {part['rank']}: {', '.join(held) or 'nothing of its own'}"
+    inner = part["inner"]
+    held = [f"{what}: {_size(inner[what])}" for what in ("residual", "velocity") if what in inner]
+    line = f"  rank {part['rank']}: {', '.join(held) or 'nothing of its own'}"
+    return line + _describe_taus(inner.get("agreed", {}))
 
 
 def _size(named: dict[str, Tensor]) -> str:

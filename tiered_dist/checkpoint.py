@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tiered_dist.layout import join_pieces
 from tiered_dist.trainer import TieredTrainer
 
 RESIDUAL_POLICIES = ("drop", "keep", "redistribute")
@@ -64,10 +65,11 @@ def load_checkpoint(
     """Restore the trainer; returns the caller's shared and rank parts.
 
     On the world that saved it, training goes on bit for bit. On another, ``residuals`` says what
-    becomes of what GTC had not sent yet: "drop"; "keep", rank i goes on with the old rank i's;
-    "redistribute", every rank gets the mean of all, so that nothing is lost of what subgroups
-    deliver on average. The log says what was done. The rank part is None when the world has changed
-    and this rank was not in the old one. ValueError for an unknown policy.
+    becomes of what GTC had not sent yet: "drop"; "keep", rank i goes on with the old rank i's (with
+    ``DenseInHost`` that is a part of the model, and the rest starts empty); "redistribute", every
+    rank gets the mean of all, so that nothing is lost of what subgroups deliver on average. The log
+    says what was done. The rank part is None when the world has changed and this rank was not in
+    the old one. ValueError for an unknown policy.
     """
     if residuals not in RESIDUAL_POLICIES:
         raise ValueError(f"residuals={residuals!r}: one of {', '.join(RESIDUAL_POLICIES)}")
@@ -78,25 +80,24 @@ def load_checkpoint(
     subgroup = read_part(subgroup_path if subgroup_path.exists() else path / _subgroup_file(0))
     rank = read_part(rank_path) if rank_path.exists() else dict(_NEW_RANK)
     if not trainer.is_same_world(shared):
-        rank = {**rank, "inner": _inherited(path, rank["inner"], residuals)}
+        rank = {**rank, "inner": _inherited(path, rank["inner"], residuals, trainer.shapes)}
     trainer.load_state_dict({"shared": shared, "subgroup": subgroup, "rank": rank})
     return shared["caller"], rank["caller"]
 
 
-def _inherited(path: Path, own: dict[str, Any], policy: str) -> dict[str, Any]:
+def _inherited(
+    path: Path, own: dict[str, Any], policy: str, shapes: dict[str, torch.Size]
+) -> dict[str, Any]:
     """The inner tier's rank part for a rank of another world."""
-    if policy == "keep":
-        return own
     if policy == "drop":
         return {}
-    mean: dict[str, Any] = {}
-    old = sorted(path.glob("rank-*.pt"))
-    for file in old:
-        for what, named in read_part(file)["inner"].items():
-            sums = mean.setdefault(what, {})
-            for name, value in named.items():
-                sums[name] = sums.get(name, 0) + value / len(old)
-    return mean
+    files = sorted(path.glob("rank-*.pt"))
+    parts = [own] if policy == "keep" else [read_part(file)["inner"] for file in files]
+    return {
+        what: join_pieces(vectors, shapes)
+        for what in ("residual", "velocity")
+        if any(vectors := [part.get(what, {}) for part in parts])
+    }
 
 
 def _subgroup_file(subgroup: int) -> str:

@@ -9,7 +9,7 @@ follows from the message's capacity, which all ranks of a subgroup know.
 import torch
 from torch import Tensor
 
-from tiered_dist import codec
+from tiered_dist import codec, native
 
 STRETCH_BITS = 15
 STRETCH = 1 << STRETCH_BITS
@@ -56,13 +56,50 @@ def to_words(positions: Tensor, quanta: Tensor, total: int, capacity: int) -> Te
     return _wrap(halves).view(torch.int32)
 
 
+def decode(
+    bodies: Tensor,
+    counts: list[int],
+    capacity: int,
+    ends: Tensor,
+    values: Tensor,
+    scratch: Tensor,
+    out: Tensor,
+) -> None:
+    """Sum the entries of all workers' ``bodies`` ``(S, words)`` into ``out``.
+
+    ``out`` ``(P,)`` float32 becomes, where there are entries, their sum times the value of the
+    parameter, and 0 elsewhere. Worker w has ``counts[w]`` entries. ``ends`` (int64) are where the
+    parameters end in the flat model, ``values`` (float32) one each, both on the CPU. ``scratch``,
+    ``(P,)`` int32 zeros, is left as zeros. ValueError for entries that the model does not have.
+    """
+    total = out.numel()
+    out.zero_()
+    stretches = _stretches(total) if _is_short(total, capacity) else 0
+    if native.decode(bodies, counts, stretches, ends, values, scratch, out):
+        return
+    decoded = [
+        from_words(body, count, total, capacity) for body, count in zip(bodies, counts, strict=True)
+    ]
+    positions, signs = (torch.cat(parts) for parts in zip(*decoded, strict=True))
+    if len(positions) and int(positions.max()) >= total:
+        raise native.NotThisModel("a message has entries that do not fit the model")
+    sums = codec.count(positions, signs, scratch)
+    parameter = torch.searchsorted(ends.to(out.device), positions, right=True)
+    out[positions] = sums * values.to(out.device)[parameter]
+
+
 def from_words(body: Tensor, count: int, total: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """The inverse: position (int64) and sign (int32, 1 or -1) of each of ``count`` entries."""
+    """The inverse of ``to_words``: position (int64) and sign (int32) of each of ``count`` entries.
+
+    ValueError if a body's stretches do not have that many.
+    """
     if not _is_short(total, capacity):
         entries = body[:count]
         return (entries >> 1).long(), _sign(entries)
     stretches = _stretches(total)
     halves = body.view(torch.int16)[: stretches + count].to(torch.int32) & MOST_IN_STRETCH
+    if int(halves[:stretches].sum()) != count:
+        raise native.NotThisModel("a message has entries that do not fit the model")
     numbers = torch.arange(stretches, device=body.device)
     entries = halves[stretches:]
     first = numbers.repeat_interleave(halves[:stretches].long()) << STRETCH_BITS

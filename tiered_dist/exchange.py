@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# torch 2.14 renamed it.
+# torch 2.14 renamed them.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class ExchangeError(RuntimeError):
@@ -22,9 +23,10 @@ class Exchange:
     ``ranks`` are the global ranks of the group in order, ``index`` is this process' place among
     them. A group of one rank needs no process group, and its collectives do nothing.
 
-    ``bytes_sent`` counts what this rank puts on the wire, as ring algorithms do: an all-gather
-    of B bytes a rank sends ``(size - 1) * B``, an all-reduce of B bytes ``2 * (size - 1) / size
-    * B``.
+    ``bytes_sent`` and ``bytes_received`` count what this rank puts on the wire and takes off it,
+    as ring algorithms do: an all-gather of B bytes a rank sends ``(size - 1) * B``, a
+    reduce-scatter of B bytes ``(size - 1) / size * B``, an all-reduce twice that. A rank receives
+    as much as it sends, but for a broadcast.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, group: dist.ProcessGroup | None) -> None:
@@ -32,6 +34,7 @@ class Exchange:
         self.size = len(self.ranks)
         self.index = self.ranks.index(rank)
         self.bytes_sent = 0
+        self.bytes_received = 0
         self._rank = rank
         self._group = group
 
@@ -40,8 +43,18 @@ class Exchange:
         if self.size > 1:
             with self._named("all-reduce"):
                 dist.all_reduce(tensor, group=self._group)
-            self.bytes_sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+            self._count(2 * (self.size - 1) * tensor.nbytes // self.size)
         return tensor
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """Sum ``(size * n,)`` over the group; each rank gets its own n elements of the sum."""
+        if self.size == 1:
+            return tensor
+        part = tensor.new_empty(tensor.numel() // self.size)
+        with self._named("reduce-scatter"):
+            _reduce_scatter(part, tensor, group=self._group)
+        self._count((self.size - 1) * part.nbytes)
+        return part
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every rank's ``tensor`` (all of one shape) into ``(size, *shape)``."""
@@ -50,7 +63,7 @@ class Exchange:
         gathered = tensor.new_empty(self.size * tensor.numel())
         with self._named("all-gather"):
             _all_gather(gathered, tensor.flatten(), group=self._group)
-        self.bytes_sent += (self.size - 1) * tensor.nbytes
+        self._count((self.size - 1) * tensor.nbytes)
         return gathered.view(self.size, *tensor.shape)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -60,6 +73,8 @@ class Exchange:
                 dist.broadcast(tensor, src=self.ranks[source], group=self._group)
             if self.index == source:
                 self.bytes_sent += (self.size - 1) * tensor.nbytes
+            else:
+                self.bytes_received += tensor.nbytes
         return tensor
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -75,6 +90,10 @@ class Exchange:
         """Wait until every rank of the group has come here."""
         # .item() waits for the result, which NCCL only enqueues.
         self.all_reduce(torch.zeros(1, device=_device(self._group))).item()
+
+    def _count(self, size: int) -> None:
+        self.bytes_sent += size
+        self.bytes_received += size
 
     @contextlib.contextmanager
     def _named(self, operation: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ from tiered_dist.exchange import Exchange
 from tiered_dist.inner import Clock, Local, Reduced, clip_norm
 from tiered_dist.layout import ParameterLayout
 from tiered_dist.threshold import TargetDensity, Threshold
+from tiered_dist.topology import Topology
 
 # More would overflow the counts of a message's header.
 MAX_QUANTA = 1 << 15
@@ -67,9 +68,13 @@ class GTC:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}: from 0 to below 1")
 
-    def start(self, layout: ParameterLayout, exchange: Exchange, clip: float | None) -> "GTCState":
+    def start(self, layout: ParameterLayout, topology: Topology, clip: float | None) -> "GTCState":
         """The running part for one rank. ValueError for a model too large for 32-bit entries."""
-        return GTCState(self, layout, exchange, clip)
+        return GTCState(self, layout, topology.inner, clip)
+
+    def residual_holders(self, topology: Topology) -> list[list[int]]:
+        """Every rank holds a whole residual."""
+        return [[rank] for rank in range(topology.world_size)]
 
 
 # A step with less than this share of the usual samples says nothing of the next one's density.
@@ -96,7 +101,10 @@ class _Outgoing:
 
 
 class GTCState:
-    """A running ``GTC``: the residual, the taus, and the capacity of the next message."""
+    """A running ``GTC``: the residual, the taus, and the capacity of the next message.
+
+    ``layout`` may be a part of the model, ``exchange`` any group whose ranks hold that part.
+    """
 
     MIN_CAPACITY = 256
     # Counts vary from step to step; what does not fit is not lost, only later.
@@ -117,6 +125,7 @@ class GTCState:
         self._exchange = exchange
         self._clip = None if clip is None else clip * math.sqrt(exchange.size)
         self._sizes = torch.tensor(layout.sizes)
+        self._ends = self._sizes.cumsum(0)
         self._is_exact = self._sizes < settings.dense_below  # by parameter
         self._exact = self._is_exact.repeat_interleave(self._sizes).nonzero().squeeze(1)
         # All (P,), made on the gradient's device at the first step; scratch is int32 zeros.
@@ -125,6 +134,7 @@ class GTCState:
         self._taus: Tensor | None = None  # (parameters,) float32 on the CPU
         self._reference = 0.0  # n_ref: samples a worker's batch held when training began
         self._capacity = 0
+        self._lasted = 0.0  # seconds in the last exchange
 
     def reduce(self, local: Local) -> Reduced:
         """See ``InnerState``."""
@@ -147,8 +157,9 @@ class GTCState:
             step=local.step,
             fingerprint=layout.fingerprint,
             taus=taus,
-            flags=(0 if finite else message.NOT_FINITE)
-            | (message.OUT_OF_DATA if local.out_of_data else 0),
+            not_finite=local.not_finite + (not finite),
+            out_of_data=local.out_of_data,
+            lasted=self._lasted,
             samples=samples,
             wanted=outgoing.wanted,
             exact=outgoing.exact.cpu(),
@@ -165,7 +176,7 @@ class GTCState:
             else:
                 gradient.zero_()
             exchange.all_reduce(gradient)
-        exchange_seconds = clock.lap()
+        lasted, self._lasted = self._lasted, clock.lap()
         received = message.unpack(
             gathered, len(layout.names), len(outgoing.exact), exchange.ranks, exchange.index
         )
@@ -182,7 +193,8 @@ class GTCState:
             residual_ratio=outgoing.ratio,
             overflow=0 if dense else int(outgoing.wanted.sum()) - count,
             encode_seconds=encode_seconds,
-            exchange_seconds=exchange_seconds,
+            exchange_seconds=self._lasted,
+            waiting_seconds=max(0.0, lasted - min(received.lasted)),
             decode_seconds=clock.lap(),
         )
 
@@ -349,14 +361,10 @@ class GTCState:
         if dense:
             out.mul_(scale)
             return
-        total = self._layout.total
-        bodies = zip(received.bodies, received.counts, strict=True)
-        decoded = [entries.from_words(body, count, total, capacity) for body, count in bodies]
-        where = torch.cat([positions for positions, _ in decoded])
-        counts = codec.count(where, torch.cat([signs for _, signs in decoded]), self._scratch)
-        parameter = torch.searchsorted(self._sizes.cumsum(0).to(out.device), where, right=True)
-        out.zero_()
-        out[where] = counts * (taus.double() * scale).float().to(out.device)[parameter]
+        values = (taus.double() * scale).float()
+        entries.decode(
+            received.bodies, received.counts, capacity, self._ends, values, self._scratch, out
+        )
         out[self._exact] = received.exact.sum(dim=0) * scale
 
     def _density(self, received: message.Received, dense: bool) -> float | None:

@@ -15,16 +15,22 @@ from torch import Tensor
 
 from tiered_dist.exchange import Exchange, ExchangeError
 from tiered_dist.layout import ParameterLayout
+from tiered_dist.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """What one worker brings to a step. ``samples`` is 0 for a worker without a batch."""
+    """What one worker brings to a step. ``samples`` is 0 for a worker without a batch.
+
+    A worker is a rank, or the ranks of a host that reduce their gradients first: ``out_of_data``
+    counts its ranks that will bring no more batches, ``not_finite`` those that were left out.
+    """
 
     gradient: Tensor  # (P,) float32, the mean over this worker's samples
     samples: float
-    out_of_data: bool
+    out_of_data: int
     step: int
+    not_finite: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +39,9 @@ class Reduced:
 
     ``samples`` are the subgroup's. ``density``, ``residual_norm`` and ``residual_ratio`` (the
     largest ``|r| / tau``, 1 if smaller) are None for Dense; ``overflow`` counts quanta that did
-    not fit. Seconds are this process' own time; a GPU may still be at work.
+    not fit. ``host_wire_bytes`` were sent inside the host by ``DenseInHost``. Seconds are this
+    process' own time; a GPU may still be at work. ``waiting_seconds`` are a part of
+    ``exchange_seconds``; GTC's are those of the step before.
     """
 
     samples: float
@@ -44,8 +52,10 @@ class Reduced:
     residual_norm: float | None = None
     residual_ratio: float | None = None
     overflow: int = 0
+    host_wire_bytes: int = 0
     encode_seconds: float = 0.0
     exchange_seconds: float = 0.0
+    waiting_seconds: float = 0.0
     decode_seconds: float = 0.0
 
 
@@ -98,10 +108,14 @@ class Dense:
             raise ValueError(f"dtype={self.dtype!r}: 'fp32' or 'bf16'")
 
     def start(
-        self, layout: ParameterLayout, exchange: Exchange, clip: float | None
+        self, layout: ParameterLayout, topology: Topology, clip: float | None
     ) -> "DenseState":
         """The running part for one rank."""
-        return DenseState(self, exchange, clip)
+        return DenseState(self, topology.inner, clip)
+
+    def residual_holders(self, topology: Topology) -> list[list[int]]:
+        """None: nothing waits."""
+        return []
 
 
 class DenseState:
@@ -114,38 +128,25 @@ class DenseState:
 
     def reduce(self, local: Local) -> Reduced:
         """See ``InnerState``. A group of one rank leaves the gradient's bits alone."""
-        gradient, samples, clock = local.gradient, local.samples, Clock()
-        finite = math.isfinite(float(gradient.norm()))
-        if not finite:
-            samples = 0.0
-        counts = [samples, float(not finite), float(local.out_of_data), float(local.step)]
-        sent_before = self._exchange.bytes_sent
-        if self._exchange.size > 1:
-            # The small counts go as float64, for exactness, and so in a message of their own.
-            totals = self._exchange.all_reduce(_float64(counts, gradient.device)).tolist()
-            if totals[3] != self._exchange.size * local.step:
-                raise ExchangeError(
-                    f"this rank is at step {local.step}, the ranks {list(self._exchange.ranks)} "
-                    f"on average at {totals[3] / self._exchange.size}"
-                )
-            gradient.mul_(samples / totals[0] if totals[0] else 0.0)
-            if not finite:
-                gradient.zero_()
+        gradient, exchange, clock = local.gradient, self._exchange, Clock()
+        sent_before = exchange.bytes_sent
+        totals = weigh(local, exchange)
+        waiting_seconds = clock.lap()
+        if exchange.size > 1:
             if self._settings.dtype == "bf16":
-                gradient.copy_(self._exchange.all_reduce(gradient.bfloat16()))
+                gradient.copy_(exchange.all_reduce(gradient.bfloat16()))
             else:
-                self._exchange.all_reduce(gradient)
-        else:
-            totals = counts
-        exchange_seconds = clock.lap()
-        if totals[0]:
+                exchange.all_reduce(gradient)
+        exchange_seconds = waiting_seconds + clock.lap()
+        if totals.samples:
             clip_norm(gradient, self._clip)
         return Reduced(
-            samples=totals[0],
-            not_finite=int(totals[1]),
-            out_of_data=int(totals[2]),
-            payload_bytes=self._exchange.bytes_sent - sent_before,
+            samples=totals.samples,
+            not_finite=totals.not_finite,
+            out_of_data=totals.out_of_data,
+            payload_bytes=exchange.bytes_sent - sent_before,
             exchange_seconds=exchange_seconds,
+            waiting_seconds=waiting_seconds,
         )
 
     def end_block(self, resets_optimizer: bool) -> None:
@@ -163,6 +164,40 @@ class DenseState:
         """Nothing to take up."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """What the ranks of a group have together: samples, and ranks left out or out of data."""
+
+    samples: float
+    not_finite: int
+    out_of_data: int
+
+
+def weigh(local: Local, exchange: Exchange) -> Totals:
+    """Multiply ``local.gradient`` by this rank's share of the group's samples, in place.
+
+    The sum over the group is then the mean over samples. A gradient with a NaN or an infinity
+    becomes zeros and counts no samples. A group of one rank leaves a finite one's bits alone.
+    ExchangeError if the ranks are not at one step.
+    """
+    finite = math.isfinite(float(local.gradient.norm()))
+    samples = local.samples if finite else 0.0
+    counts = [samples, local.not_finite + (not finite), local.out_of_data, local.step]
+    if exchange.size > 1:
+        # The small counts go as float64, for exactness, and so in a message of their own.
+        numbers = torch.tensor(counts, dtype=torch.float64, device=local.gradient.device)
+        counts = exchange.all_reduce(numbers).tolist()
+        if counts[3] != exchange.size * local.step:
+            raise ExchangeError(
+                f"this rank is at step {local.step}, the ranks {list(exchange.ranks)} "
+                f"on average at {counts[3] / exchange.size}"
+            )
+        local.gradient.mul_(samples / counts[0] if counts[0] else 0.0)
+    if not finite:
+        local.gradient.zero_()
+    return Totals(counts[0], int(counts[1]), int(counts[2]))
+
+
 def clip_norm(gradient: Tensor, bound: float | None) -> bool:
     """Scale a gradient ``(P,)`` down to norm ``bound`` if it is longer, in place.
 
@@ -172,7 +207,3 @@ def clip_norm(gradient: Tensor, bound: float | None) -> bool:
     if bound is not None and bound < norm < math.inf:
         gradient.mul_(bound / norm)
     return math.isfinite(norm)
-
-
-def _float64(values: list[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)

@@ -1,6 +1,7 @@
 """A model's trainable parameters as one flat vector, in an order fixed once."""
 
 import dataclasses
+import re
 import zlib
 from collections.abc import Iterable
 
@@ -13,7 +14,8 @@ class ParameterLayout:
     """Names, shapes and places of the parameters in a flat float32 vector of ``total`` elements.
 
     The list is fixed when the trainer is made: which parameters have a gradient may differ from
-    rank to rank and step to step, this list may not. Tied parameters count once.
+    rank to rank and step to step, this list may not. Tied parameters count once. A layout may be
+    a ``part`` of a model's: its entries are pieces of parameters, named ``name[first:end]``.
     """
 
     names: tuple[str, ...]
@@ -30,6 +32,19 @@ class ParameterLayout:
         sizes = tuple(parameter.numel() for parameter in named.values())
         shapes = tuple(tuple(parameter.shape) for parameter in named.values())
         return cls(tuple(named), shapes, sizes, sum(sizes))
+
+    def part(self, first: int, end: int) -> "ParameterLayout":
+        """The layout of the elements from ``first`` to before ``end`` of the flat vector."""
+        names, sizes, begin = [], [], 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            start, stop = max(first - begin, 0), min(end - begin, size)
+            if start < stop:
+                names.append(f"{name}[{start}:{stop}]")
+                sizes.append(stop - start)
+            begin += size
+        return ParameterLayout(
+            tuple(names), tuple((size,) for size in sizes), tuple(sizes), sum(sizes)
+        )
 
     @property
     def fingerprint(self) -> int:
@@ -55,8 +70,44 @@ class ParameterLayout:
         return {name: part.reshape(shape).clone() for name, shape, part in parts}
 
     def from_named(self, named: dict[str, Tensor], out: Tensor) -> Tensor:
-        """The inverse of ``to_named``; KeyError names a parameter that is missing."""
-        return self.flatten((named[name] for name in self.names), out)
+        """The inverse of ``to_named``; KeyError names a parameter that is missing.
+
+        A part finds its pieces in what a whole layout has named, too.
+        """
+        return self.flatten((_find(named, name) for name in self.names), out)
+
+
+def join_pieces(
+    named: Iterable[dict[str, Tensor]], shapes: dict[str, torch.Size]
+) -> dict[str, Tensor]:
+    """Whole parameters, of ``shapes``, from vectors by name, of whole and of partial layouts.
+
+    Where several hold an element, the mean of them; zeros where none does.
+    """
+    sums = {name: torch.zeros(shape.numel()) for name, shape in shapes.items()}
+    holders = {name: torch.zeros(shape.numel()) for name, shape in shapes.items()}
+    for vectors in named:
+        for piece, values in vectors.items():
+            name, first, end = _parse(piece) or (piece, 0, values.numel())
+            sums[name][first:end] += values.flatten()
+            holders[name][first:end] += 1
+    return {
+        name: (sums[name] / holders[name].clamp(min=1)).view(shape)
+        for name, shape in shapes.items()
+    }
+
+
+def _find(named: dict[str, Tensor], name: str) -> Tensor:
+    piece = _parse(name)
+    if name in named or piece is None:
+        return named[name]
+    return named[piece[0]].flatten()[piece[1] : piece[2]]
+
+
+def _parse(piece: str) -> tuple[str, int, int] | None:
+    """Name, first and end of a piece; None for a whole parameter."""
+    match = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", piece)
+    return (match[1], int(match[2]), int(match[3])) if match else None
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -3,8 +3,14 @@
 One int32 tensor of a size that all ranks of the subgroup know before they send, so that a step
 takes one collective and no message is ever empty.
 
-    word   0        1        2     3            4        5      6        7-8
-           magic    version  step  fingerprint  tau CRC  flags  entries  samples (float64)
+    word   0      1        2     3            4        5      6        7-8
+           magic  lasted   step  fingerprint  tau CRC  ranks  entries  samples (float64)
+
+``magic`` has the format's version in it. ``lasted`` is how many microseconds the sender spent in
+the exchange of the step before: the least of them is what it takes, the rest was waiting. ``ranks``
+counts those whose gradient was left out (a NaN or an infinity) in its low half, in the high half
+those that will bring no more batches.
+
     then   one word a parameter: quanta it wanted to send, before the capacity cut any
     then   one word an element of the parameters that are sent as they are: float32
     then   the body: room for as many entries as the capacity says, in one of two forms
@@ -18,12 +24,10 @@ from torch import Tensor
 
 from tiered_dist.exchange import ExchangeError
 
-MAGIC = 0x47544331  # "GTC1"
-VERSION = 2
+MAGIC = 0x47544303  # "GTC", version 3
 HEADER_WORDS = 9
-NOT_FINITE = 1  # this worker's gradient had a NaN or an infinity, and was left out
-OUT_OF_DATA = 2  # this worker will bring no more batches
-_CHECKED = {0: "magic number", 1: "format version", 2: "step", 3: "parameters", 4: "thresholds"}
+LONGEST = (1 << 31) - 1  # microseconds that a header can tell
+_CHECKED = {0: "message format", 2: "step", 3: "parameters", 4: "thresholds"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Received:
 
     ``counts`` are the entries in each of the ``bodies`` ``(S, words)``, ``wanted`` ``(S,
     parameters)`` the quanta before the capacity cut, ``exact`` ``(S, E)`` what was sent as it is,
-    ``samples`` their sum. ``active`` (with samples), ``not_finite`` and ``out_of_data`` count
-    workers.
+    ``samples`` their sum. ``active`` counts workers with samples, ``not_finite`` and
+    ``out_of_data`` the ranks that they said. ``lasted`` are seconds, one a worker.
     """
 
     counts: list[int]
@@ -44,13 +48,16 @@ class Received:
     active: int
     not_finite: int
     out_of_data: int
+    lasted: list[float]
 
 
 def pack(
     step: int,
     fingerprint: int,
     taus: Tensor,
-    flags: int,
+    not_finite: int,
+    out_of_data: int,
+    lasted: float,
     samples: float,
     wanted: Tensor,
     exact: Tensor,
@@ -61,12 +68,14 @@ def pack(
     """Build the message, ``(HEADER_WORDS + parameters + E + body_words,)`` int32.
 
     It is made on the CPU, ``exact`` ``(E,)`` float32 and ``body`` int32 included. ``body`` holds
-    ``count`` entries in at most ``body_words`` words.
+    ``count`` entries in at most ``body_words`` words. ``lasted`` is in seconds.
     """
     parts = (wanted, exact.view(torch.int32), body)
     words = HEADER_WORDS + wanted.numel() + exact.numel() + body_words
     message = torch.zeros(words, dtype=torch.int32)
-    head = [MAGIC, VERSION, step & 0x7FFFFFFF, fingerprint, _crc(taus), flags, count]
+    microseconds = min(round(1e6 * lasted), LONGEST)
+    ranks = not_finite | out_of_data << 16
+    head = [MAGIC, microseconds, step & 0x7FFFFFFF, fingerprint, _crc(taus), ranks, count]
     message[: len(head)] = torch.tensor(head, dtype=torch.int32)
     message[7:9] = torch.tensor([samples], dtype=torch.float64).view(torch.int32)
     filled = torch.cat(parts)
@@ -91,7 +100,6 @@ def unpack(
                     f"against {headers[index][word]}; they do not train the same model in step"
                 )
     samples = [float(row[7:9].clone().view(torch.float64)) for row in messages]
-    flags = [header[5] for header in headers]
     sections = [
         HEADER_WORDS,
         parameters,
@@ -106,8 +114,9 @@ def unpack(
         exact=values.contiguous().view(torch.float32),
         samples=sum(samples),
         active=sum(count > 0 for count in samples),
-        not_finite=sum(bool(flag & NOT_FINITE) for flag in flags),
-        out_of_data=sum(bool(flag & OUT_OF_DATA) for flag in flags),
+        not_finite=sum(header[5] & 0xFFFF for header in headers),
+        out_of_data=sum(header[5] >> 16 for header in headers),
+        lasted=[1e-6 * header[1] for header in headers],
     )
 
 

@@ -1,4 +1,4 @@
-"""The codec's one pass over all elements in native code, where that can be had.
+"""The codec's work on all elements and on all entries in native code, where that can be had.
 
 On a CPU it is C, compiled at first use and kept in a cache, on a GPU Triton. Where it cannot be
 compiled, or does not give torch's bits, torch does the work.
@@ -6,6 +6,7 @@ compiled, or does not give torch's bits, torch does the work.
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -26,9 +27,16 @@ COMPILE_SECONDS = 120
 log = logging.getLogger("tiered_dist")
 
 
-# Adds weight * gradient to residual in place; positions where its magnitude is now tau or more,
-# and its values there.
-Accumulate = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+class NotThisModel(ValueError):
+    """A message's body has entries that the model does not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """The functions of one kind of device; see those of this module."""
+
+    accumulate: Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+    decode: Callable[[Tensor, list[int], int, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def accumulate(
@@ -42,43 +50,73 @@ def accumulate(
     suitable = all(
         tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in (residual, gradient)
     )
-    function = _function(residual.device.type) if suitable else None
-    return None if function is None else function(residual, gradient, weight, tau)
+    native = _native(residual.device.type) if suitable else None
+    return None if native is None else native.accumulate(residual, gradient, weight, tau)
+
+
+def decode(
+    bodies: Tensor,
+    counts: list[int],
+    stretches: int,
+    ends: Tensor,
+    values: Tensor,
+    scratch: Tensor,
+    out: Tensor,
+) -> bool:
+    """Sum the entries of all workers' ``bodies`` ``(S, words)`` into ``out``.
+
+    ``out`` ``(n,)`` float32 gets, where there are entries, their sum times the value of the
+    parameter, and keeps what it has elsewhere. Worker w has ``counts[w]`` entries, in the 16-bit
+    form if there are ``stretches``. ``ends`` (int64) are where the parameters end, ``values``
+    (float32) one each, both on the CPU. ``scratch``, ``(n,)`` int32 zeros, is left as zeros.
+    Returns whether native code did it; ``NotThisModel`` if a body does not fit: nothing was
+    written then.
+    """
+    native = _native(out.device.type)
+    if native is None:
+        return False
+    native.decode(bodies, counts, stretches, ends, values, scratch, out)
+    return True
 
 
 def available(device_type: str = "cpu") -> bool:
     """Whether native code serves this process; the first call compiles it."""
-    return _function(device_type) is not None
+    return _native(device_type) is not None
 
 
 @functools.cache
-def _function(device_type: str) -> Accumulate | None:
+def _native(device_type: str) -> Native | None:
     """What serves tensors on ``device_type``; None, with the reason in the log, if nothing does."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        function = _in_triton() if device_type == "cuda" else _in_c()
-        agrees = _agrees_with_torch(function, device_type)
+        native = _in_triton() if device_type == "cuda" else in_c(compiled())
+        agrees = _agrees_with_torch(native, device_type)
     except Exception as error:  # whatever a compiler and a loader may raise
-        log.info("GTC encodes with torch operations, native code cannot be had: %s", error)
+        log.info("GTC works with torch operations, native code cannot be had: %s", error)
         return None
     if not agrees:
-        log.info("GTC encodes with torch operations: native code rounds otherwise here")
+        log.info("GTC works with torch operations: native code rounds otherwise here")
         return None
-    return function
+    return native
 
 
-def _in_triton() -> Accumulate:
+def _in_triton() -> Native:
     from tiered_dist import triton_kernel  # needs Triton, which not every torch brings
 
-    return triton_kernel.accumulate
+    return Native(triton_kernel.accumulate, triton_kernel.decode)
 
 
-def _in_c() -> Accumulate:
-    in_c = ctypes.CDLL(str(_compiled())).accumulate
-    pointer, number = ctypes.c_void_p, ctypes.c_float
-    in_c.argtypes = [pointer, pointer, number, number, ctypes.c_int64, pointer, pointer]
-    in_c.restype = ctypes.c_int64
+def in_c(library: Path) -> Native:
+    """The functions of a compiled library."""
+    loaded = ctypes.CDLL(str(library))
+    pointer, number, size = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64
+    encodes, decodes = loaded.accumulate, loaded.decode
+    encodes.argtypes = [pointer, pointer, number, number, size, pointer, pointer]
+    encodes.restype = size
+    decodes.argtypes = [pointer, size, pointer, size, size, pointer, pointer, size]
+    decodes.argtypes += [pointer, pointer]
+    decodes.restype = ctypes.c_int32
 
     def accumulate_in_c(
         residual: Tensor, gradient: Tensor, weight: float, tau: float
@@ -87,18 +125,34 @@ def _in_c() -> Accumulate:
         # Only what is written of these costs memory.
         found, values = torch.empty(n, dtype=torch.int32), torch.empty(n)
         tensors = (residual.data_ptr(), gradient.data_ptr())
-        count = in_c(*tensors, weight, tau, n, found.data_ptr(), values.data_ptr())
+        count = encodes(*tensors, weight, tau, n, found.data_ptr(), values.data_ptr())
         return found[:count].long(), values[:count].clone()
 
-    return accumulate_in_c
+    def decode_in_c(
+        bodies: Tensor,
+        counts: list[int],
+        stretches: int,
+        ends: Tensor,
+        values: Tensor,
+        scratch: Tensor,
+        out: Tensor,
+    ) -> None:
+        numbers = torch.tensor(counts, dtype=torch.int64)
+        messages = (bodies.data_ptr(), bodies.stride(0), numbers.data_ptr(), len(counts), stretches)
+        parameters = (ends.data_ptr(), values.data_ptr())
+        model = (out.numel(), scratch.data_ptr(), out.data_ptr())
+        if decodes(*messages, *parameters, *model):
+            raise NotThisModel("a message has entries that do not fit the model")
+
+    return Native(accumulate_in_c, decode_in_c)
 
 
-def _agrees_with_torch(function: Accumulate, device_type: str) -> bool:
+def _agrees_with_torch(native: Native, device_type: str) -> bool:
     """Whether it gives torch's bits: where only one of the two multiplies and adds in one, no."""
     generator = torch.Generator().manual_seed(0)
     gradient, residual = torch.randn(2, 5000, generator=generator).to(device_type).unbind()
     expected = residual.add(gradient, alpha=1 / 3)
-    positions, values = function(residual, gradient, 1 / 3, 1.0)
+    positions, values = native.accumulate(residual, gradient, 1 / 3, 1.0)
     reaching = (expected.abs() >= 1.0).nonzero().squeeze(1)
     return (
         torch.equal(residual, expected)
@@ -107,14 +161,14 @@ def _agrees_with_torch(function: Accumulate, device_type: str) -> bool:
     )
 
 
-def _compiled() -> Path:
-    """The shared library in the cache, compiled if it is not there.
+def compiled(*options: str) -> Path:
+    """The shared library in the cache, compiled with ``options`` if it is not there.
 
     Of many ranks that ask at once one compiles. OSError, RuntimeError (no home directory) or
     SubprocessError if that fails.
     """
     source = SOURCE.read_bytes()
-    key = hashlib.sha256(source + platform.machine().encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((source, platform.machine(), options)).encode()).hexdigest()[:16]
     library = _cache() / f"native-{key}.so"
     if library.exists():
         return library
@@ -125,7 +179,8 @@ def _compiled() -> Path:
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=library.parent) as folder:
                 partial = Path(folder, library.name)
-                command = [compiler, "-O3", "-shared", "-fPIC", str(SOURCE), "-o", str(partial)]
+                command = [compiler, "-O3", "-shared", "-fPIC", *options, str(SOURCE)]
+                command += ["-o", str(partial)]
                 subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
                 os.replace(partial, library)
     return library

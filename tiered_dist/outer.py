@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tiered_dist.block_filter import BlockFilter
 from tiered_dist.exchange import Exchange
+from tiered_dist.inner import Clock
 from tiered_dist.topology import Topology
 
 
@@ -119,6 +120,7 @@ class MeanMove:
     ``samples`` are those that count, ``not_finite`` the subgroups whose model had overflowed and
     was left out. ``spread`` is the root mean square distance of the subgroups' models from their
     mean, over the length of the mean move: 0 means that there were no two different models.
+    ``waiting_seconds`` were spent until the other subgroups came.
     """
 
     move: Tensor
@@ -126,6 +128,7 @@ class MeanMove:
     subgroups_with_data: int
     not_finite: int
     spread: float
+    waiting_seconds: float
 
 
 def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) -> MeanMove:
@@ -148,12 +151,15 @@ def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) 
     place = min(topology.inner.index, shards - 1)
     shard = padded[place * size : (place + 1) * size].clone()
     facts = torch.zeros(5, dtype=torch.float64, device=move.device)
+    waiting_seconds = 0.0
     if topology.outer is not None:
         totals = torch.tensor(
             [samples, float(has_data), float(not finite)], dtype=torch.float64, device=move.device
         )
-        topology.outer.all_reduce(totals)
-        weight = samples / float(totals[0]) if totals[0] else 0.0
+        clock = Clock()
+        samples_of_all = float(topology.outer.all_reduce(totals)[0])
+        waiting_seconds = clock.lap()
+        weight = samples / samples_of_all if samples_of_all else 0.0
         own = shard.clone()
         topology.outer.all_reduce(shard.mul_(weight))
         distance = torch.zeros(1, dtype=torch.float64, device=move.device)
@@ -170,6 +176,7 @@ def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) 
         subgroups_with_data=int(all_facts[0, 1]),
         not_finite=int(all_facts[0, 2]),
         spread=spread / length if length else spread,
+        waiting_seconds=waiting_seconds,
     )
 
 

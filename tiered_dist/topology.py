@@ -67,12 +67,16 @@ def local_device() -> torch.device:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The world cut into subgroups, and this rank's three exchanges.
+    """The world cut into subgroups, and this rank's exchanges.
 
     ``subgroups`` lists the global ranks of each. ``inner`` joins this rank's subgroup. ``outer``
     joins the ranks with the same place in every subgroup, so that place j can reduce shard j of
     the model across subgroups; where subgroups are of unequal size, the places beyond the
     smallest one have no ``outer``. ``world`` joins all ranks; ``hosts`` are their hosts' names.
+
+    For a third level in between: ``within_host`` joins the ranks of this rank's subgroup that are
+    on its host, ``between_hosts`` those with its place on each of the subgroup's hosts (None beyond
+    the least of them).
     """
 
     rank: int
@@ -81,15 +85,20 @@ class Topology:
     outer: Exchange | None
     world: Exchange
     hosts: tuple[str, ...]
+    within_host: Exchange
+    between_hosts: Exchange | None
 
     @classmethod
     def build(
         cls,
         subgroups: str | int | Sequence[Sequence[int]] = "host",
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        ranks_per_host: int | None = None,
     ) -> "Topology":
         """Make the groups: ``"host"`` (one subgroup a host), a subgroup's size, or rank lists.
 
+        A host is what has one name, or so many consecutive ranks as ``ranks_per_host`` says: to
+        treat a few GPUs with fast links as a host, or to try several hosts on one machine.
         Every rank makes every group in the same order, as torch.distributed demands. Without an
         initialised process group the world is this one process. Raises ValueError when the
         subgroups do not cover every rank exactly once.
@@ -98,12 +107,17 @@ class Topology:
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         world = Exchange(range(world_size), rank, _world_group() if world_size > 1 else None)
         hosts = tuple(world.gather_objects(socket.gethostname()))
+        if ranks_per_host is not None:
+            hosts = _numbered(hosts, ranks_per_host)
         cut = _cut(subgroups, hosts)
-        timeout = datetime.timedelta(seconds=timeout_seconds)
-        inner = _make_groups(cut, rank, timeout)
-        assert inner is not None  # the subgroups cover every rank
-        outer = _make_groups(_columns(cut), rank, timeout)
-        return cls(rank, cut, inner, outer, world, hosts)
+        teams = [_by_host(ranks, hosts) for ranks in cut]
+        groups = _Groups(rank, datetime.timedelta(seconds=timeout_seconds))
+        inner = groups.make(cut)
+        outer = groups.make(_columns(cut))
+        within_host = groups.make([team for host_teams in teams for team in host_teams])
+        between_hosts = groups.make([c for host_teams in teams for c in _columns(host_teams)])
+        assert inner is not None and within_host is not None  # these cover every rank
+        return cls(rank, cut, inner, outer, world, hosts, within_host, between_hosts)
 
     @property
     def world_size(self) -> int:
@@ -120,6 +134,15 @@ class Topology:
         """Into how many parts tier 2 cuts the model: the smallest subgroup's size."""
         return min(len(ranks) for ranks in self.subgroups)
 
+    def teams(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Each subgroup's ranks, host by host."""
+        return [_by_host(ranks, self.hosts) for ranks in self.subgroups]
+
+    def exchanges(self) -> set[Exchange]:
+        """All of this rank's; one may serve in several places."""
+        places = (self.inner, self.outer, self.world, self.within_host, self.between_hosts)
+        return {exchange for exchange in places if exchange is not None}
+
     def describe(self) -> str:
         """Which rank is in which subgroup, and on which host, a line a subgroup."""
         lines = [f"{self.world_size} ranks in {len(self.subgroups)} subgroups"]
@@ -131,21 +154,38 @@ class Topology:
     def describe_costs(self, elements: int, density: float, block_steps: int) -> str:
         """What the tiers send for a model of ``elements`` parameters, by rank and step, in lines.
 
-        Payload of ring algorithms: GTC at ``density`` beside a dense all-reduce in float32, and
-        the filter in blocks of ``block_steps``.
+        Payload of ring algorithms: GTC at ``density`` beside a dense all-reduce in float32, both
+        levels of ``DenseInHost`` where there are two, and the filter in blocks of ``block_steps``.
         """
         size, groups = self.inner.size, len(self.subgroups)
-        sent = round(density * elements)
-        gtc = (size - 1) * 4 * entries.words(sent, elements, sent)
-        dense = 2 * (size - 1) / size * 4 * elements
         shard = 4 * elements / self.shards
         block = 2 * (groups - 1) / groups * shard + (size - 1) * shard
-        return (
-            f"{elements:,} parameters, bytes sent by a rank:\n"
-            f"  tier 1, each step: dense {dense:,.0f}, GTC at density {density:g} {gtc:,}\n"
+        lines = [
+            f"{elements:,} parameters, bytes sent by a rank:",
+            f"  tier 1, each step: dense {_dense_bytes(size, elements):,.0f}, GTC at density "
+            f"{density:g} {_gtc_bytes(size, elements, density):,}",
+        ]
+        here, hosts = self.within_host.size, self.between_hosts
+        if here > 1 and hosts is not None and hosts.size > 1:
+            between = _gtc_bytes(hosts.size, -(-elements // here), density)
+            lines.append(
+                f"    in two levels: dense inside a host {_dense_bytes(here, elements):,.0f}, "
+                f"GTC between {hosts.size} hosts {between:,}"
+            )
+        lines.append(
             f"  tier 2, each block: {block:,.0f}, a step in blocks of {block_steps}: "
             f"{block / block_steps:,.0f}"
         )
+        return "\n".join(lines)
+
+
+def _dense_bytes(size: int, elements: int) -> float:
+    return 2 * (size - 1) / size * 4 * elements
+
+
+def _gtc_bytes(size: int, elements: int, density: float) -> int:
+    sent = round(density * elements)
+    return (size - 1) * 4 * entries.words(sent, elements, sent)
 
 
 def _world_group() -> dist.ProcessGroup:
@@ -178,23 +218,41 @@ def _cut(
     return tuple(tuple(ranks) for ranks in cut)
 
 
+def _numbered(hosts: tuple[str, ...], ranks_per_host: int) -> tuple[str, ...]:
+    """Names of hosts of so many consecutive ranks each."""
+    if ranks_per_host < 1 or len(hosts) % ranks_per_host:
+        raise ValueError(
+            f"ranks_per_host={ranks_per_host}: {len(hosts)} ranks are no whole number of such hosts"
+        )
+    return tuple(f"{host}/{rank // ranks_per_host}" for rank, host in enumerate(hosts))
+
+
+def _by_host(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    names = dict.fromkeys(hosts[rank] for rank in ranks)
+    return tuple(tuple(rank for rank in ranks if hosts[rank] == name) for name in names)
+
+
 def _columns(cut: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Ranks with the same place in each subgroup: as many columns as the smallest one has."""
+    """Ranks with the same place in each part: as many columns as the smallest one has."""
     return tuple(tuple(sorted(column)) for column in zip(*cut, strict=False))
 
 
-def _new_group(ranks: Sequence[int], timeout: datetime.timedelta) -> dist.ProcessGroup | None:
-    """None on the ranks that are not in it."""
-    group = dist.new_group(list(ranks), timeout=timeout)
-    return group if isinstance(group, dist.ProcessGroup) else None
+class _Groups:
+    """Makes process groups, each once however often it is asked for."""
 
+    def __init__(self, rank: int, timeout: datetime.timedelta) -> None:
+        self._rank, self._timeout = rank, timeout
+        self._made: dict[tuple[int, ...], Exchange | None] = {}
 
-def _make_groups(
-    cut: tuple[tuple[int, ...], ...], rank: int, timeout: datetime.timedelta
-) -> Exchange | None:
-    mine = None
-    for ranks in cut:
-        group = _new_group(ranks, timeout) if len(ranks) > 1 else None
-        if rank in ranks:
-            mine = Exchange(ranks, rank, group)
-    return mine
+    def make(self, cut: Sequence[tuple[int, ...]]) -> Exchange | None:
+        """All groups of a cut, on every rank in one order; this rank's own, if it is in one."""
+        for ranks in cut:
+            if ranks not in self._made:
+                group = dist.new_group(list(ranks), timeout=self._timeout) if ranks[1:] else None
+                self._made[ranks] = self._exchange(ranks, group)
+        return next((self._made[ranks] for ranks in cut if self._rank in ranks), None)
+
+    def _exchange(self, ranks: tuple[int, ...], group: object) -> Exchange | None:
+        if self._rank not in ranks:
+            return None
+        return Exchange(ranks, self._rank, group if isinstance(group, dist.ProcessGroup) else None)

@@ -9,14 +9,14 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tiered_dist.exchange import Exchange, ExchangeError
-from tiered_dist.inner import Clock, Dense, InnerState, Local
+from tiered_dist.exchange import ExchangeError
+from tiered_dist.inner import Clock, Dense, DenseState, InnerState, Local
 from tiered_dist.layout import ParameterLayout, trainable, write_parameters
 from tiered_dist.outer import BMUF, average_optimizer_state, mean_move, share_buffers
 from tiered_dist.report import BlockReport, StepReport
 from tiered_dist.topology import Topology
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Every so many steps the replicas of a subgroup are compared: they must be equal in every bit.
 STEPS_BETWEEN_CHECKS = 100
 Batch = TypeVar("Batch")
@@ -24,10 +24,13 @@ log = logging.getLogger("tiered_dist")
 
 
 class Inner(Protocol):
-    """Settings of a tier 1: ``Dense()`` or ``GTC(...)``."""
+    """Settings of a tier 1: ``Dense()``, ``GTC(...)`` or ``DenseInHost(GTC(...))``."""
 
-    def start(self, layout: ParameterLayout, exchange: Exchange, clip: float | None) -> InnerState:
+    def start(self, layout: ParameterLayout, topology: Topology, clip: float | None) -> InnerState:
         """The running part for one rank."""
+
+    def residual_holders(self, topology: Topology) -> list[list[int]]:
+        """Which ranks hold one residual of the whole model together; empty if there is none."""
 
 
 class TieredTrainer:
@@ -76,8 +79,9 @@ class TieredTrainer:
         self._filter = (
             None if outer is None else outer.start_filter(self._flat(self._parameters), self.groups)
         )
-        self._inner = inner.start(self._layout, topology.inner, clip)
-        self._warmup = Dense().start(self._layout, topology.world, clip)
+        self._inner = inner.start(self._layout, topology, clip)
+        self._residual_holders = inner.residual_holders(topology)
+        self._warmup = DenseState(Dense(), topology.world, clip)
         self._scaler = scaler
         self.steps = 0
         self.blocks = 0
@@ -166,6 +170,7 @@ class TieredTrainer:
         shared: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "subgroups": [list(ranks) for ranks in self.topology.subgroups],
+            "residual_holders": self._residual_holders,
             "steps": self.steps,
             "blocks": self.blocks,
             "block_start": self._block_start,
@@ -232,8 +237,16 @@ class TieredTrainer:
             )
 
     def is_same_world(self, shared: dict[str, Any]) -> bool:
-        """Whether a saved ``shared`` part comes from a world cut into the same subgroups."""
-        return shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups]
+        """Whether a saved ``shared`` part comes from a world cut in the same way."""
+        holders, saved_holders = self._residual_holders, shared["residual_holders"]
+        return shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups] and (
+            not holders or not saved_holders or holders == saved_holders
+        )
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shapes of the trainable parameters, by name."""
+        return {name: parameter.shape for name, parameter in trainable(self.model).items()}
 
     def _load_model(
         self, shared: dict[str, Any], subgroup: dict[str, Any], keeps_block: bool
@@ -262,12 +275,12 @@ class TieredTrainer:
     def _step(self, samples: float) -> StepReport:
         synchronous = self._outer is not None and self.steps < self._outer.warmup_steps
         exchange = self.topology.world if synchronous else self.topology.inner
-        inner_sent = exchange.bytes_sent
+        sent, received = self._bytes()
         self._unscale()
         self._layout.flatten((p.grad for p in self._parameters), self._gradient)
         tier = self._warmup if synchronous else self._inner
         reduced = tier.reduce(Local(self._gradient, samples, self._out_of_data, step=self.steps))
-        inner_wire = exchange.bytes_sent - inner_sent
+        sent_inner, received_inner = self._bytes()
         if reduced.samples > 0:
             self._hand_over_gradients()
             self.optimizer.step()
@@ -277,14 +290,14 @@ class TieredTrainer:
         if self.steps % STEPS_BETWEEN_CHECKS == 0:
             self._check_replicas()
         has_data = reduced.out_of_data < exchange.size
-        block, before, clock = None, self._bytes_sent(), Clock()
+        block, clock = None, Clock()
         if self._outer is None or synchronous:
             self._everyone_out = not has_data
         if synchronous:
             self._follow_model()
         elif self._outer is not None and self.steps - self._block_start >= self._block_steps:
             block, self._everyone_out = self._end_block(has_data)
-        filter_seconds = clock.lap()
+        filter_seconds, (sent_all, received_all) = clock.lap(), self._bytes()
         return StepReport(
             step=self.steps,
             stepped=reduced.samples > 0,
@@ -292,14 +305,18 @@ class TieredTrainer:
             samples=reduced.samples,
             not_finite=reduced.not_finite,
             inner_payload_bytes=reduced.payload_bytes,
-            inner_wire_bytes=inner_wire,
-            outer_wire_bytes=self._bytes_sent() - before,
+            inner_wire_bytes=sent_inner - sent,
+            host_wire_bytes=reduced.host_wire_bytes,
+            outer_wire_bytes=sent_all - sent_inner,
+            inner_received_bytes=received_inner - received,
+            outer_received_bytes=received_all - received_inner,
             density=reduced.density,
             residual_norm=reduced.residual_norm,
             residual_ratio=reduced.residual_ratio,
             overflow=reduced.overflow,
             encode_seconds=reduced.encode_seconds,
             exchange_seconds=reduced.exchange_seconds,
+            waiting_seconds=reduced.waiting_seconds,
             decode_seconds=reduced.decode_seconds,
             filter_seconds=filter_seconds,
             block=block,
@@ -323,7 +340,9 @@ class TieredTrainer:
         if mean.samples > 0:  # a block in which nobody had data is no block: D must not decay
             self._filter.apply(mean.move)
             self.blocks += 1
-            report = BlockReport(self.blocks, mean.samples, mean.not_finite, mean.spread)
+            report = BlockReport(
+                self.blocks, mean.samples, mean.not_finite, mean.spread, mean.waiting_seconds
+            )
         self._block_steps = self._outer.next_block_steps(steps, mean.samples)
         self._restart_block()
         resets_optimizer = self._outer.resets(self.optimizer)
@@ -381,10 +400,11 @@ class TieredTrainer:
         device = self._parameters[0].device
         return self._layout.flatten(tensors, torch.empty(self._layout.total, device=device))
 
-    def _bytes_sent(self) -> int:
-        topology = self.topology
-        exchanges = (topology.inner, topology.outer, topology.world)
-        return sum(exchange.bytes_sent for exchange in exchanges if exchange is not None)
+    def _bytes(self) -> tuple[int, int]:
+        """Sent and received by this rank since it began."""
+        exchanges = self.topology.exchanges()
+        sent = sum(exchange.bytes_sent for exchange in exchanges)
+        return sent, sum(exchange.bytes_received for exchange in exchanges)
 
     def _check_optimizer(self, inner: Inner) -> None:
         if getattr(inner, "momentum", 0) and any(
