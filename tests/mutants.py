@@ -18,7 +18,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 CODEC, SINGLE = "test_codec.py", "test_trainer_single.py"
 FILTER, THRESHOLD, ENTRIES = "test_block_filter.py", "test_threshold.py", "test_entries.py"
-HOSTS = "test_host_level.py"
+HOSTS, CHECKPOINTS = "test_host_level.py", "test_checkpoints.py"
 RANKS, GTC_RANKS, OUTER_RANKS = "test_trainer_ranks.py", "test_gtc_ranks.py", "test_outer_ranks.py"
 
 
@@ -103,19 +103,22 @@ MUTANTS = [
         "trainer.py",
         "self._filter.update)\n\n    def _load_buffers",
         "self._filter.model)\n\n    def _load_buffers",
-        (RANKS,),
+        (CHECKPOINTS,),
     ),
     Mutant(
         "trainer.py",
         'self._block_start = shared["block_start"]',
         'self._block_start = shared["steps"]',
-        (RANKS,),
+        (CHECKPOINTS,),
     ),
-    Mutant("gtc.py", 'self._residual = self._flat(rank.get("residual"))', "pass", (RANKS,)),
+    Mutant("gtc.py", 'self._residual = self._flat(rank.get("residual"))', "pass", (CHECKPOINTS,)),
     Mutant(
-        "gtc.py", 'self._capacity = subgroup.get("capacity", 0)', "self._capacity = 300", (RANKS,)
+        "gtc.py",
+        'self._capacity = subgroup.get("capacity", 0)',
+        "self._capacity = 300",
+        (CHECKPOINTS,),
     ),
-    Mutant("layout.py", "holders[name][first:end] += 1", "pass", (RANKS, HOSTS)),
+    Mutant("layout.py", "holders[name][first:end] += 1", "pass", (CHECKPOINTS, HOSTS)),
     # two levels of tier 1
     Mutant("host_level.py", "totals.samples if finite", "local.samples if finite", (HOSTS,)),
     Mutant("host_level.py", "math.sqrt(between.size)", "1.0", (HOSTS,)),

@@ -1,12 +1,23 @@
 """The two-tier trainer on several real ranks, over real sockets."""
 
 import os
-import signal
 
 import pytest
 import torch
 from ranks import run_ranks
-from tiered_helpers import Vector, checksum, flat, hand_trainer, noise, only_entries
+from tiered_helpers import (
+    GTC_TEST,
+    Vector,
+    backward,
+    checksum,
+    data,
+    flat,
+    hand_trainer,
+    make_model,
+    make_trainer,
+    noise,
+    only_entries,
+)
 from torch import nn
 
 from tiered_dist import (
@@ -17,38 +28,7 @@ from tiered_dist import (
     TargetDensity,
     TieredTrainer,
     Topology,
-    list_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
 )
-
-GTC_TEST = GTC(TargetDensity(end=0.05, start=0.25, ramp_steps=10), max_quanta=4)
-
-
-def make_model(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-
-
-def make_trainer(subgroups, inner, outer=None, clip=None, seed=0, lr=0.1, momentum=0.9):
-    topology = Topology.build(subgroups)
-    model = make_model(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    return TieredTrainer(model, optimizer, topology, inner, outer, clip)
-
-
-def data(rank, step, size):
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    inputs = torch.randn(size, 8, generator=generator)
-    return inputs, inputs[:, :4].sin()
-
-
-def backward(trainer, step, size=None):
-    rank = trainer.topology.rank
-    inputs, targets = data(rank, step, size or 4 + rank)
-    nn.functional.mse_loss(trainer.model(inputs), targets).backward()
-    return len(inputs)
-
 
 # ---- replicas, blocks ----------------------------------------------------------------------
 
@@ -339,18 +319,6 @@ def test_frozen_parameters_and_buffers_start_equal(tmp_path):
     assert torch.equal(one, other) and torch.equal(mean, other_mean)
 
 
-def out_of_step(inner):
-    trainer = hand_trainer(Vector(), 2, inner)
-    trainer.steps = trainer.topology.rank
-    trainer.step(samples=1)
-
-
-@pytest.mark.parametrize("inner", [Dense(), GTC_TEST])
-def test_ranks_at_different_steps_are_told(tmp_path, inner):
-    for result in run_ranks(2, out_of_step, tmp_path, inner):
-        assert "ExchangeError: step" in str(result)
-
-
 # ---- uneven data ---------------------------------------------------------------------------
 
 
@@ -382,210 +350,3 @@ def test_uneven_data_hangs_nobody_and_loses_no_batch(tmp_path, inner, batches, o
     assert [taken for taken, _, _ in results] == batches
     assert len({steps for _, steps, _ in results}) == 1
     assert len({digest for _, _, digest in results}) == 1
-
-
-# ---- bad gradients -------------------------------------------------------------------------
-
-
-def with_nan(inner):
-    trainer = make_trainer(2, inner)
-    reports = []
-    for step in range(6):
-        backward(trainer, step)
-        if step == 2 and trainer.topology.rank == 1:
-            trainer.model[0].weight.grad[0, 0] = float("nan")
-        reports.append(trainer.step(samples=5))
-    return [(r.stepped, r.not_finite, r.samples) for r in reports], flat(trainer.model)
-
-
-@pytest.mark.parametrize("inner", [Dense(), GTC_TEST])
-def test_nan_on_one_rank_is_left_out_and_counted(tmp_path, inner):
-    (reports, model), (others, other) = run_ranks(2, with_nan, tmp_path, inner)
-    assert reports == others
-    assert reports[2] == (True, 1, 5.0)
-    assert reports[3] == (True, 0, 10.0)
-    assert torch.equal(model, other) and bool(model.isfinite().all())
-
-
-# ---- failures ------------------------------------------------------------------------------
-
-
-def die_at(step_of_death):
-    trainer = make_trainer(2, GTC_TEST, BMUF(3))
-    for step in range(8):
-        if step == step_of_death and trainer.topology.rank == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        trainer.step(samples=backward(trainer, step))
-
-
-def test_a_killed_rank_ends_every_rank_with_an_error_that_names_it(tmp_path):
-    results = run_ranks(4, die_at, tmp_path, 4)
-    assert results[2] is None
-    assert "step 4: rank 3: all-gather with ranks [2] failed" in str(results[3])
-    for rank in (0, 1):
-        assert "ExchangeError: step 5" in str(results[rank])
-
-
-def disagree(what):
-    odd = int(os.environ["RANK"]) == 1
-    model = nn.Linear(4, 5 if odd else 4) if what == "model" else nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = BMUF(20 if odd and what == "settings" else 10)
-    TieredTrainer(model, optimizer, Topology.build(2), Dense(), outer)
-
-
-@pytest.mark.parametrize(
-    ("what", "values"), [("model", ["(4, 4)", "(5, 4)"]), ("settings", ["steps=10", "steps=20"])]
-)
-def test_ranks_that_disagree_are_told_with_both_values(tmp_path, what, values):
-    for result in run_ranks(2, disagree, tmp_path, what):
-        assert "must be the same on every rank" in str(result)
-        assert all(value in str(result) for value in values)
-
-
-# ---- resuming ------------------------------------------------------------------------------
-
-
-TIERS = (GTC_TEST, BMUF(4, nesterov=True), 0.9)
-OTHER_TIERS = (
-    GTC(TargetDensity(0.05, 0.25, 10), 4, "keep", 8.0, dense_below=17, momentum=0.8),
-    BMUF(block_samples=90, warmup_steps=3, inner_state="keep"),
-    0.0,
-)
-
-
-def run_with_checkpoints(root, steps, save_at, subgroups=2, tiers=TIERS, residuals="drop"):
-    inner, outer, momentum = tiers
-    trainer = make_trainer(subgroups, inner, outer, clip=1.0, momentum=momentum)
-    saved = list_checkpoints(root)
-    if saved:
-        shared, rank = load_checkpoint(saved[-1], trainer, residuals)
-        assert shared == {"note": "shared"}
-        assert rank is None or rank == {"place": trainer.topology.rank}
-    for step in range(trainer.steps, steps):
-        # The subgroups' shares of the samples change from step to step.
-        size = 4 + step * (trainer.topology.rank + 2) % 5
-        trainer.step(samples=backward(trainer, step, size))
-        if trainer.steps in save_at:
-            save_checkpoint(root, trainer, {"note": "shared"}, {"place": trainer.topology.rank})
-    trainer.finish()
-    residual = trainer.state_dict()["rank"]["inner"]["residual"]
-    return (
-        flat(trainer.model),
-        flat(trainer.model_for_eval()),
-        torch.cat([torch.zeros(0), *(value.flatten() for value in residual.values())]),
-    )
-
-
-@pytest.mark.parametrize(
-    ("tiers", "stop_at"),  # within a block, at its end, and in warm-up
-    [(TIERS, 6), (TIERS, 8), (OTHER_TIERS, 2)],
-)
-def test_stop_and_resume_is_bitwise(tmp_path, tiers, stop_at):
-    straight = run_ranks(4, run_with_checkpoints, tmp_path, tmp_path / "none", 15, (), 2, tiers)
-    root = tmp_path / "checkpoints"
-    run_ranks(4, run_with_checkpoints, tmp_path, root, stop_at, (stop_at,), 2, tiers)
-    resumed = run_ranks(4, run_with_checkpoints, tmp_path, root, 15, (), 2, tiers)
-    for one, other in zip(straight, resumed, strict=True):
-        for ours, theirs in zip(one, other, strict=True):
-            assert torch.equal(ours, theirs)
-
-
-def test_two_checkpoints_are_kept_and_a_torn_one_is_not_taken(tmp_path):
-    root = tmp_path / "checkpoints"
-    run_ranks(2, run_with_checkpoints, tmp_path, root, 9, (2, 4, 6, 8), 1)
-    (root / ".partial-step-00000009").mkdir()
-    assert [path.name for path in list_checkpoints(root)] == ["step-00000006", "step-00000008"]
-
-
-def test_another_world_size_resumes_without_residuals(tmp_path):
-    root = tmp_path / "checkpoints"
-    run_ranks(4, run_with_checkpoints, tmp_path, root, 6, (6,))
-    results = run_ranks(2, run_with_checkpoints, tmp_path, root, 10, (), 1)
-    assert torch.equal(results[0][1], results[1][1])
-    resumed = run_ranks(2, run_with_checkpoints, tmp_path, root, 6, (), 1)
-    assert all(len(residual) == 0 for _, _, residual in resumed)
-
-
-@pytest.mark.parametrize("world_size", [2, 6])
-def test_another_world_size_may_keep_or_redistribute_residuals(tmp_path, world_size):
-    root = tmp_path / "checkpoints"
-    saved = [r for _, _, r in run_ranks(4, run_with_checkpoints, tmp_path, root, 6, (6,))]
-    mean = sum(saved) / 4
-    for policy in ("keep", "redistribute"):
-        arguments = (tmp_path, root, 6, (), 1, TIERS, policy)
-        for rank, (_, _, residual) in enumerate(
-            run_ranks(world_size, run_with_checkpoints, *arguments)
-        ):
-            if policy == "redistribute":
-                torch.testing.assert_close(residual, mean)
-            else:
-                assert torch.equal(residual, saved[rank] if rank < 4 else torch.zeros(0))
-
-
-def changed_behind_the_trainers_back():
-    trainer = make_trainer(2, GTC_TEST, BMUF(1000))
-    for step in range(101):
-        if step == 50 and trainer.topology.rank == 3:
-            with torch.no_grad():
-                trainer.model[0].bias[0] += 1e-6
-        trainer.step(samples=backward(trainer, step))
-
-
-def test_replicas_that_have_come_apart_are_named(tmp_path):
-    results = run_ranks(4, changed_behind_the_trainers_back, tmp_path)
-    for rank in (2, 3):
-        assert "step 99: the model of rank 3 is not that of rank 2" in str(results[rank])
-
-
-def load_with(root, inner, outer):
-    trainer = make_trainer(2 if outer else 4, inner, outer)
-    load_checkpoint(list_checkpoints(root)[-1], trainer)
-    model = flat(trainer.model)
-    trainer.step(samples=backward(trainer, 0))
-    return model, len(trainer.optimizer.state)
-
-
-def test_tiers_may_come_and_go_between_checkpoints(tmp_path):
-    root = tmp_path / "checkpoints"
-    run_ranks(4, run_with_checkpoints, tmp_path, root, 6, (6,))
-    saved = torch.load(root / "step-00000006/shared.pt", weights_only=True)["filter_model"]
-    w = torch.cat([value.flatten() for value in saved.values()])
-    for inner in (Dense(), GTC_TEST):
-        for model, _ in run_ranks(4, load_with, tmp_path, root, inner, None):
-            assert torch.equal(model, w)
-    root = tmp_path / "dense"
-    run_ranks(4, save_dense, tmp_path, root)
-    for model, _ in run_ranks(4, load_with, tmp_path, root, GTC_TEST, BMUF(2)):
-        assert bool(model.isfinite().all())
-
-
-def save_dense(root):
-    trainer = make_trainer(4, Dense())
-    trainer.step(samples=backward(trainer, 0))
-    save_checkpoint(root, trainer, {}, {})
-
-
-def save_an_earlier_step(root):
-    trainer = make_trainer(1, Dense())
-    for number in (800, 1000):
-        trainer.steps = number
-        save_checkpoint(root, trainer, {}, {})
-    trainer.steps = 100
-    return save_checkpoint(root, trainer, {}, {}).exists()
-
-
-def test_a_new_checkpoint_survives_older_ones_with_larger_numbers(tmp_path):
-    assert run_ranks(1, save_an_earlier_step, tmp_path, tmp_path / "checkpoints") == [True]
-
-
-def load_from(root):
-    trainer = make_trainer(1, GTC_TEST, BMUF(4))
-    state = trainer.state_dict()
-    state["rank"] = {**state["rank"], "rank": 1 - trainer.topology.rank}
-    trainer.load_state_dict(state)
-
-
-def test_another_ranks_state_is_refused(tmp_path):
-    for result in run_ranks(2, load_from, tmp_path, tmp_path):
-        assert "given to subgroup" in str(result)

@@ -1,11 +1,11 @@
-"""Models whose gradients a test sets by hand, and trainers of them."""
+"""Small models and trainers: of gradients that a test sets by hand, and of real ones."""
 
 import hashlib
 
 import torch
 from torch import nn
 
-from tiered_dist import TieredTrainer, Topology
+from tiered_dist import GTC, TargetDensity, TieredTrainer, Topology
 
 
 class Vector(nn.Module):
@@ -39,3 +39,33 @@ def flat(model):
 
 def checksum(model):
     return hashlib.sha256(flat(model).numpy().tobytes()).hexdigest()
+
+
+GTC_TEST = GTC(TargetDensity(end=0.05, start=0.25, ramp_steps=10), max_quanta=4)
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def make_trainer(
+    subgroups, inner, outer=None, clip=None, seed=0, lr=0.1, momentum=0.9, timeout_seconds=60
+):
+    topology = Topology.build(subgroups, timeout_seconds)
+    model = make_model(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    return TieredTrainer(model, optimizer, topology, inner, outer, clip)
+
+
+def data(rank, step, size):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(size, 8, generator=generator)
+    return inputs, inputs[:, :4].sin()
+
+
+def backward(trainer, step, size=None):
+    rank = trainer.topology.rank
+    inputs, targets = data(rank, step, size or 4 + rank)
+    nn.functional.mse_loss(trainer.model(inputs), targets).backward()
+    return len(inputs)

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tiered_dist.postmortem import Postmortem
+
 # torch 2.14 renamed them.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -29,7 +31,13 @@ class Exchange:
     as much as it sends, but for a broadcast.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        group: dist.ProcessGroup | None,
+        postmortem: Postmortem | None = None,
+    ) -> None:
         self.ranks = tuple(ranks)
         self.size = len(self.ranks)
         self.index = self.ranks.index(rank)
@@ -37,6 +45,7 @@ class Exchange:
         self.bytes_received = 0
         self._rank = rank
         self._group = group
+        self._postmortem = postmortem
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum ``tensor`` over the group, in place; every rank gets the same bits."""
@@ -101,9 +110,9 @@ class Exchange:
             yield
         except RuntimeError as error:  # torch's DistBackendError and time-outs are RuntimeErrors
             others = [rank for rank in self.ranks if rank != self._rank]
+            found = self._postmortem.find(self.ranks) if self._postmortem else "one is missing"
             raise ExchangeError(
-                f"rank {self._rank}: {operation} with ranks {others} failed; one of them has died, "
-                f"hangs, or is at another step ({error})"
+                f"rank {self._rank}: {operation} with ranks {others} failed: {found} ({error})"
             ) from error
 
 

@@ -4,7 +4,6 @@ import atexit
 import dataclasses
 import datetime
 import os
-import socket
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from tiered_dist import entries, slurm
 from tiered_dist.exchange import Exchange
+from tiered_dist.postmortem import Place, Postmortem
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
@@ -105,13 +105,16 @@ class Topology:
         """
         rank = dist.get_rank() if dist.is_initialized() else 0
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        world = Exchange(range(world_size), rank, _world_group() if world_size > 1 else None)
-        hosts = tuple(world.gather_objects(socket.gethostname()))
+        group = _world_group() if world_size > 1 else None
+        places = Exchange(range(world_size), rank, group).gather_objects(Place.here())
+        postmortem = Postmortem(rank, places, _store()) if group else None
+        world = Exchange(range(world_size), rank, group, postmortem)
+        hosts = tuple(place.host for place in places)
         if ranks_per_host is not None:
             hosts = _numbered(hosts, ranks_per_host)
         cut = _cut(subgroups, hosts)
         teams = [_by_host(ranks, hosts) for ranks in cut]
-        groups = _Groups(rank, datetime.timedelta(seconds=timeout_seconds))
+        groups = _Groups(rank, datetime.timedelta(seconds=timeout_seconds), postmortem)
         inner = groups.make(cut)
         outer = groups.make(_columns(cut))
         within_host = groups.make([team for host_teams in teams for team in host_teams])
@@ -194,6 +197,11 @@ def _world_group() -> dist.ProcessGroup:
     return group
 
 
+def _store() -> dist.Store:
+    """The store that the ranks met by."""
+    return dist.distributed_c10d._get_default_store()  # public only to who made it
+
+
 def _cut(
     subgroups: str | int | Sequence[Sequence[int]], hosts: tuple[str, ...]
 ) -> tuple[tuple[int, ...], ...]:
@@ -240,8 +248,10 @@ def _columns(cut: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
 class _Groups:
     """Makes process groups, each once however often it is asked for."""
 
-    def __init__(self, rank: int, timeout: datetime.timedelta) -> None:
-        self._rank, self._timeout = rank, timeout
+    def __init__(
+        self, rank: int, timeout: datetime.timedelta, postmortem: Postmortem | None
+    ) -> None:
+        self._rank, self._timeout, self._postmortem = rank, timeout, postmortem
         self._made: dict[tuple[int, ...], Exchange | None] = {}
 
     def make(self, cut: Sequence[tuple[int, ...]]) -> Exchange | None:
@@ -255,4 +265,5 @@ class _Groups:
     def _exchange(self, ranks: tuple[int, ...], group: object) -> Exchange | None:
         if self._rank not in ranks:
             return None
-        return Exchange(ranks, self._rank, group if isinstance(group, dist.ProcessGroup) else None)
+        group = group if isinstance(group, dist.ProcessGroup) else None
+        return Exchange(ranks, self._rank, group, self._postmortem)
