@@ -55,9 +55,9 @@ def check_tiers(summary: dict[str, Any], config: TrainConfig) -> None:
     10 / (1 - eta) blocks. Several subgroups: models that differed before every block's end.
     """
     failures = []
-    if config.inner.kind == "gtc":
+    if config.inner.kind != "dense":
         density = summary["density"]
-        if summary["inner"] != "gtc":
+        if summary["inner"] == "none":
             failures.append("GTC had nobody to exchange with: subgroups of one worker")
         elif density is None or not density <= config.max_density:
             failures.append(

@@ -8,7 +8,7 @@ import torch
 from asr.augment import SpecAugmentConfig
 from asr.model import ModelConfig
 from asr.schedule import ScheduleConfig
-from tiered_dist import BMUF, GTC, Dense, TargetDensity
+from tiered_dist import BMUF, GTC, Dense, DenseInHost, TargetDensity
 
 
 @dataclasses.dataclass
@@ -42,9 +42,10 @@ class OptimizerConfig:
 @dataclasses.dataclass
 class InnerConfig:
     """Tier 1. The density falls from ``density_start`` to ``density`` over the fraction ``ramp``
-    of all steps; ``dtype`` is what Dense sends; the rest is GTC's."""
+    of all steps; ``dtype`` is what Dense sends; the rest is GTC's. Kind ``dense_in_host`` is both:
+    Dense inside a host, GTC between a subgroup's hosts."""
 
-    kind: Literal["dense", "gtc"] = "dense"
+    kind: Literal["dense", "gtc", "dense_in_host"] = "dense"
     dtype: Literal["fp32", "bf16"] = "fp32"
     density: float = 0.01
     density_start: float = 0.25
@@ -57,11 +58,11 @@ class InnerConfig:
     nesterov: bool = False
     factor_masking: bool = True
 
-    def make(self, steps: int) -> Dense | GTC:
+    def make(self, steps: int) -> Dense | GTC | DenseInHost:
         """The settings for a run of ``steps`` steps."""
         if self.kind == "dense":
             return Dense(self.dtype)
-        return GTC(
+        gtc = GTC(
             TargetDensity(self.density, self.density_start, self.ramp_steps(steps)),
             self.max_quanta,
             self.residual,
@@ -71,6 +72,7 @@ class InnerConfig:
             self.nesterov,
             self.factor_masking,
         )
+        return gtc if self.kind == "gtc" else DenseInHost(gtc, self.dtype)
 
     def ramp_steps(self, steps: int) -> int:
         """The step at which the density has reached its end."""
@@ -149,7 +151,7 @@ class TrainConfig:
         if not 0 <= self.inner.ramp <= 1:
             raise ValueError(f"inner.ramp={self.inner.ramp}: a fraction of all steps, 0 to 1")
         self.inner.make(steps=1)  # the library checks its own settings
-        if self.inner.kind == "gtc" and self.inner.momentum and self.optimizer.momentum:
+        if self.inner.kind != "dense" and self.inner.momentum and self.optimizer.momentum:
             raise ValueError(
                 "inner.momentum and optimizer.momentum are the same thing twice; "
                 "set optimizer.momentum=0"

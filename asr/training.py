@@ -239,8 +239,10 @@ class SystemTrainer:
             "tier1/residual_over_tau": report.residual_ratio,
             "tier1/encode_ms": 1e3 * report.encode_seconds,
             "tier1/exchange_ms": 1e3 * report.exchange_seconds,
+            "tier1/waiting_ms": 1e3 * report.waiting_seconds,
             "tier1/decode_ms": 1e3 * report.decode_seconds,
             "tier2/filter_ms": 1e3 * report.filter_seconds if report.outer_wire_bytes else None,
+            "tier2/waiting_ms": 1e3 * report.block.waiting_seconds if report.block else None,
             "tier2/wire_bytes": report.outer_wire_bytes,
             "tier2/spread": report.block.spread if report.block else None,
         }

@@ -1,17 +1,21 @@
 """What the tiers add to a training step, on this machine's real ranks.
 
-    python -m tiered_dist.launch --workers 4 benchmarks/step.py --layers 5 --hidden 768 --bf16
+    python -m tiered_dist.launch --workers 4 benchmarks/step.py --layers 5 --hidden 800 --bf16
 
 An LSTM goes forward and backward over random frames, 1,000 a rank, once with its bare optimizer and
 once with each pair of tiers, which take turns; all share the machine, so the bare step has the same
-contention. Its gradients are then overwritten with noise, in every way alike, so that GTC works at
-the density that it has settled at, as it would in a long run.
+contention. Its gradients are then overwritten with noise, in every way alike, and GTC begins in the
+state that a long run of such noise ends in: a sum of noise of deviation sigma passes tau after
+(tau / sigma) ** 2 steps on average, so tau is sigma / sqrt(density), and the residuals lie in a
+triangle between -tau and tau. The density that was then sent is printed.
+
 Printed are the medians of a step's wall time over the rounds, what a pair adds to the bare step,
 the same in passes of ``residual.add_(gradient)`` over the model, and the bytes that a rank sends.
 Subgroups are halves of the world.
 """
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -23,6 +27,7 @@ from torch import nn
 from tiered_dist import BMUF, GTC, Dense, TargetDensity, TieredTrainer, Topology, init_process_group
 
 FRAMES, BATCH, INPUTS, CLASSES = 1000, 10, 192, 500
+SIGMA = 1e-3
 
 
 def main() -> None:
@@ -34,7 +39,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--density", type=float, default=1e-3)
     parser.add_argument("--block-steps", type=int, default=50)
-    parser.add_argument("--settle", type=int, default=600, help="steps for GTC's density to settle")
+    parser.add_argument("--settle", type=int, default=10, help="steps before the first is timed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="steps of each way in a round")
     parser.add_argument("--bf16", action="store_true", help="autocast, as a training would")
@@ -60,19 +65,36 @@ class Bench:
         self.inputs = torch.randn(BATCH, FRAMES // BATCH, INPUTS)
         self.targets = torch.randint(CLASSES, (FRAMES,))
         generator = torch.Generator().manual_seed(topology.rank)
-        self.noise = torch.randn(self.elements + 10_007, generator=generator) * 1e-3
+        self.noise = torch.randn(self.elements + 10_007, generator=generator) * SIGMA
         self.moved = 0
         self.bare = self._sgd()
-        start, ramp = max(0.05, arguments.density), round(0.8 * arguments.settle)
-        gtc = GTC(TargetDensity(arguments.density, start, ramp), max_quanta=16)
+        gtc = GTC(TargetDensity(arguments.density, arguments.density), max_quanta=16)
+        inners = {"dense": Dense(), "dense bf16": Dense("bf16"), "GTC": gtc}
         bmuf = BMUF(arguments.block_steps)
         self.trainers = {
-            "dense + BMUF": TieredTrainer(self.model, self._sgd(), topology, Dense(), bmuf),
-            "GTC + BMUF": TieredTrainer(self.model, self._sgd(), topology, gtc, bmuf),
+            f"{name} + BMUF": TieredTrainer(self.model, self._sgd(), topology, inner, bmuf)
+            for name, inner in inners.items()
         }
+        self._begin_settled(self.trainers["GTC + BMUF"])
 
     def _sgd(self) -> torch.optim.SGD:
         return torch.optim.SGD(self.parameters, lr=1e-4, momentum=0.9)
+
+    def _begin_settled(self, trainer: TieredTrainer) -> None:
+        """See above: GTC's taus, capacity and residuals after a long run of this noise."""
+        density, state = self.arguments.density, trainer.state_dict()
+        tau = SIGMA / density**0.5
+        named = {name: p.shape for name, p in self.model.named_parameters()}
+        state["subgroup"]["inner"] = {
+            "taus": dict.fromkeys(named, tau),
+            "reference": float(FRAMES),
+            "capacity": math.ceil(1.25 * density * self.elements),
+        }
+        triangles = {
+            name: tau * (torch.rand(shape) - torch.rand(shape)) for name, shape in named.items()
+        }
+        state["rank"]["inner"] = {"residual": triangles}
+        trainer.load_state_dict(state)
 
     def run(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
         """Seconds of every step of every way, and bytes sent by tier 1, payload and wire."""
@@ -140,11 +162,11 @@ class Bench:
             f"{size}, {FRAMES} frames a rank, {'bf16' if arguments.bf16 else 'fp32'}"
         )
         columns = ("ms", "added ms", "added %", "in add_", "payload", "wire")
-        print(f"{'way':<16}" + "".join(f"{column:>12}" for column in columns))
+        print(f"{'way':<18}" + "".join(f"{column:>12}" for column in columns))
         bare, add = median["bare optimizer"], median["add_"]
         for name, value in median.items():
             added = value - bare
-            row = f"{name:<16}{1e3 * value:>12.1f}"
+            row = f"{name:<18}{1e3 * value:>12.1f}"
             if name in sent:
                 row += f"{1e3 * added:>12.1f}{100 * added / bare:>12.1f}{added / add:>12.1f}"
                 row += f"{sent[name][0]:>12,}{sent[name][1]:>12,}"

@@ -7,7 +7,7 @@ from asr.errors import UserError
 from asr.schedule import ScheduleConfig
 from asr.train import check_tiers
 from asr.train_config import InnerConfig, OptimizerConfig, OuterConfig, TrainConfig
-from tiered_dist import BMUF, GTC, Dense, TargetDensity
+from tiered_dist import BMUF, GTC, Dense, DenseInHost, TargetDensity
 
 CONFIG = TrainConfig(
     title="x", workers=4, subgroup_size=2, inner=InnerConfig("gtc"), outer=OuterConfig("bmuf")
@@ -63,6 +63,8 @@ def test_settings_become_tiers_of_the_library():
     assert InnerConfig().make(steps=100) == Dense()
     inner = InnerConfig("gtc", density=0.02, density_start=0.1, ramp=0.3, max_quanta=2)
     assert inner.make(steps=100) == GTC(TargetDensity(0.02, 0.1, 30), 2, "keep")
+    levels = InnerConfig("dense_in_host", dtype="bf16", max_quanta=2)
+    assert levels.make(1) == DenseInHost(GTC(TargetDensity(0.01, 0.25, 0), 2), "bf16")
     assert OuterConfig().make() is None
     outer = OuterConfig("bmuf", 7, 0.8, 0.9, True, "keep")
     assert outer.make() == BMUF(7, 0.8, 0.9, True, "keep")
