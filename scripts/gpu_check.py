@@ -21,7 +21,18 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch import nn
 
-from tiered_dist import BMUF, GTC, Dense, TargetDensity, TieredTrainer, Topology, codec, native
+from tiered_dist import (
+    BMUF,
+    GTC,
+    Dense,
+    DenseInHost,
+    TargetDensity,
+    TieredTrainer,
+    Topology,
+    codec,
+    entries,
+    native,
+)
 
 FINE = GTC(TargetDensity(end=0.01, start=0.1, ramp_steps=10), max_quanta=16)
 
@@ -77,15 +88,45 @@ def check_native(device: torch.device, elements: int) -> str:
         results, times = [], []
         for switch in (native._native, lambda device_type: None):
             with mock.patch.object(native, "_native", switch):
-                residual = start.clone()
-                results.append((residual, *codec.accumulate(residual, gradient, 1.0, tau, 4)))
-                times.append(
-                    seconds(lambda: codec.accumulate(start.clone(), gradient, 1.0, tau, 4), device)  # noqa: B023
-                )
+                result, taken = encode_and_decode(start, gradient, tau)
+                results.append(result)
+                times.append(taken)
         for ours, torchs in zip(*results, strict=True):
             assert torch.equal(ours, torchs), f"other bits at density {density}"
-        rows.append(f"{density:g}: {1e3 * times[0]:.2f} ms, by torch {1e3 * times[1]:.2f}")
+        rows.append(
+            f"{density:g}: encode {times[0][0]:.2f} ms, by torch {times[1][0]:.2f}, "
+            f"decode {times[0][1]:.2f}, by torch {times[1][1]:.2f}"
+        )
     return "; ".join(rows)
+
+
+def encode_and_decode(
+    start: torch.Tensor, gradient: torch.Tensor, tau: float
+) -> tuple[list[torch.Tensor], list[float]]:
+    """All that the codec makes of a residual and a gradient, and the milliseconds both ways take.
+
+    Four workers' entries are decoded, two of them the negatives of the others' quanta.
+    """
+    device, elements = start.device, start.numel()
+    residual = start.clone()
+    positions, quanta = codec.accumulate(residual, gradient, 1.0, tau, 4)
+    count = int(quanta.abs().sum())
+    words = [entries.to_words(positions, sign * quanta, elements, count) for sign in (1, -1, 1, 1)]
+    bodies, counts = torch.stack(words), [count] * 4
+    ends, value = torch.tensor([elements // 3, elements]), torch.tensor([tau, 2 * tau])
+    scratch = torch.zeros(elements, dtype=torch.int32, device=device)
+    out = torch.empty_like(start)
+
+    def decode() -> None:
+        entries.decode(bodies, counts, count, ends, value, scratch, out)
+
+    decode()
+    assert not scratch.any()
+    times = [
+        1e3 * seconds(lambda: codec.accumulate(start.clone(), gradient, 1.0, tau, 4), device),
+        1e3 * seconds(decode, device),
+    ]
+    return [residual, positions, quanta, out], times
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
@@ -170,8 +211,14 @@ def _rank(rank: int, ranks: int, back_end: str, device: torch.device, store: str
     every = torch.full((4,), float(rank), device=device)
     dist.all_reduce(every)
     assert every[0].item() == ranks * (ranks - 1) / 2
-    topology = Topology.build(max(1, ranks // 2))
-    for inner in (Dense(), Dense("bf16"), FINE):
+    two_levels = Topology.build(max(1, ranks // 2))
+    three_levels = Topology.build(ranks, ranks_per_host=max(1, ranks // 2))
+    for topology, inner in (
+        (two_levels, Dense()),
+        (two_levels, Dense("bf16")),
+        (two_levels, FINE),
+        (three_levels, DenseInHost(FINE, "bf16")),
+    ):
         torch.manual_seed(0)
         model = nn.Linear(30, 20).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -201,7 +248,7 @@ def check_training(device: torch.device) -> str:
         loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), targets)
         loss.backward()
         trainer.step(samples=480)
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0], losses[::50]
     return f"loss from {losses[0]:.3f} to {losses[-1]:.3f}"
 
