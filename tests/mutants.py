@@ -116,7 +116,7 @@ MUTANTS = [
         "gtc.py",
         'self._capacity = subgroup.get("capacity", 0)',
         "self._capacity = 300",
-        (CHECKPOINTS,),
+        (SINGLE,),
     ),
     Mutant("layout.py", "holders[name][first:end] += 1", "pass", (CHECKPOINTS, HOSTS)),
     # two levels of tier 1

@@ -324,15 +324,15 @@ def test_frozen_parameters_and_buffers_start_equal(tmp_path):
 
 def uneven(batches_by_rank, inner, outer, subgroups):
     trainer = make_trainer(subgroups, inner, outer)
-    taken = 0
+    taken, counted = 0, 0.0
     for step in trainer.batches(range(batches_by_rank[trainer.topology.rank])):
         samples = 7
         if step is not None:
             taken += 1
             samples = backward(trainer, step)
-        trainer.step(samples=samples)
+        counted += trainer.step(samples=samples).samples
     trainer.finish()
-    return taken, trainer.steps, checksum(trainer.model_for_eval())
+    return taken, trainer.steps, checksum(trainer.model_for_eval()), counted
 
 
 @pytest.mark.parametrize("inner", [Dense(), GTC_TEST])
@@ -347,6 +347,10 @@ def uneven(batches_by_rank, inner, outer, subgroups):
 )
 def test_uneven_data_hangs_nobody_and_loses_no_batch(tmp_path, inner, batches, outer, subgroups):
     results = run_ranks(4, uneven, tmp_path, batches, inner, outer, subgroups)
-    assert [taken for taken, _, _ in results] == batches
-    assert len({steps for _, steps, _ in results}) == 1
-    assert len({digest for _, _, digest in results}) == 1
+    assert [taken for taken, _, _, _ in results] == batches
+    assert len({steps for _, steps, _, _ in results}) == 1
+    assert len({digest for _, _, digest, _ in results}) == 1
+    brought = [count * (4 + rank) for rank, count in enumerate(batches)]  # not a 7 without a batch
+    for rank, (_, _, _, counted) in enumerate(results):
+        first = rank // subgroups * subgroups
+        assert counted == sum(brought[first : first + subgroups])

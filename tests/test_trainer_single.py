@@ -307,6 +307,33 @@ def test_state_is_keyed_by_parameter_name_and_saving_is_pure():
     )
 
 
+def plain(state):
+    """Tensors as lists, so that states can be compared."""
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    return [plain(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+def test_all_state_survives_a_round_trip():
+    gtc = GTC(TargetDensity(0.2, 0.3, 20), max_quanta=3, momentum=0.5)
+
+    def make():
+        return make_trainer(nn.Linear(60, 50), gtc, BMUF(4, 0.5, nesterov=True), momentum=0.0)
+
+    ours, other = make(), make()
+    for step in range(6):
+        for parameter in ours.model.parameters():
+            torch.manual_seed(step)
+            parameter.grad = torch.randn_like(parameter)
+        ours.step(samples=3)
+    state = ours.state_dict()
+    assert state["subgroup"]["inner"]["capacity"] > ours._inner.MIN_CAPACITY
+    other.load_state_dict(state)
+    assert plain(other.state_dict()) == plain(state)
+
+
 def test_frozen_tied_unused_and_transposed_parameters():
     class Odd(nn.Module):
         def __init__(self):
