@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = ["-m", "tiered_dist.launch", "--workers", "2", "benchmarks/step.py", "--hidden", "8"]
+ADAM = ["-m", "tiered_dist.launch", "--workers", "2", "benchmarks/adam.py", "--out", os.devnull]
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ STEP = ["-m", "tiered_dist.launch", "--workers", "2", "benchmarks/step.py", "--h
     [
         (["benchmarks/codec.py", "--elements", "50000", "--repeats", "1"], "encode, torch"),
         ([*STEP, "--layers", "1", "--settle", "2", "--rounds", "1"], "GTC + BMUF"),
+        ([*ADAM, "--optimizers", "adam", "--steps", "10", "--seeds", "1"], "adam      GTC 0.01"),
         (["scripts/gpu_check.py", "--device", "cpu", "--elements", "200000"], "ok      training"),
     ],
 )
