@@ -15,7 +15,7 @@ from tiered_dist import BMUF, GTC, Dense, DenseInHost, TargetDensity
 class OptimizerConfig:
     """The optimizer that every worker runs. The learning rate is on the loss a frame (30 ms).
 
-    Adam with GTC needs a recipe of its own: it normalises away how late an entry comes.
+    Adam with GTC has been measured on a small task only (docs/tiered_dist.md): sweep its rate.
     """
 
     kind: Literal["sgd", "adam"] = "sgd"
