@@ -9,9 +9,12 @@ state that a long run of such noise ends in: a sum of noise of deviation sigma p
 (tau / sigma) ** 2 steps on average, so tau is sigma / sqrt(density), and the residuals lie in a
 triangle between -tau and tau. The density that was then sent is printed.
 
-Printed are the medians of a step's wall time over the rounds, what a pair adds to the bare step,
-the same in passes of ``residual.add_(gradient)`` over the model, and the bytes that a rank sends.
-Subgroups are halves of the world.
+Printed are medians over the rounds: the wall time of forward and backward, and of what follows, the
+optimizer's step alone or with the tiers; what a pair adds to the bare optimizer, as a share of the
+whole bare step and in passes of ``residual.add_(gradient)`` over the model; and the bytes that a
+rank sends. What follows begins when all ranks have come to it and ends when all have ended it: with
+more ranks than cores they come apart, which is no cost of an exchange. Subgroups are halves of the
+world.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from tiered_dist import BMUF, GTC, Dense, TargetDensity, TieredTrainer, Topology
 
 FRAMES, BATCH, INPUTS, CLASSES = 1000, 10, 192, 500
 SIGMA = 1e-3
+BACKWARD, BARE, BLOCK = "forward, backward", "bare optimizer", "a block's end"
 
 
 def main() -> None:
@@ -101,32 +105,32 @@ class Bench:
         for _ in range(self.arguments.settle):
             self._overwrite_gradients()
             self.trainers["GTC + BMUF"].step(samples=FRAMES)
-        seconds: dict[str, list[float]] = {"bare optimizer": [], "add_": []}
+        seconds: dict[str, list[float]] = {BACKWARD: [], BARE: [], "add_": []}
         sent: dict[str, list[float]] = {}
         flat, other = torch.zeros(2, self.elements).unbind()
         for _ in range(self.arguments.rounds):
             self._time("add_", lambda: flat.add_(other), seconds)
-            self._time("bare optimizer", self._bare_step, seconds)
-            for name, trainer in self.trainers.items():
-                self._time(name, lambda: self._tiered_step(trainer, sent, name), seconds)  # noqa: B023
+            for _ in range(self.arguments.steps):
+                self._time(BACKWARD, self._backward, seconds)
+                self._time(BARE, self._bare_step, seconds)
+                for name, trainer in self.trainers.items():
+                    self._time(BACKWARD, self._backward, seconds)
+                    self._time(name, lambda: self._tiered_step(trainer, sent, name), seconds)  # noqa: B023
         for trainer in self.trainers.values():  # a block's end, which the rounds need not have had
             if trainer.at_block_start:
+                self._backward()
                 self._tiered_step(trainer, {}, "")
-            self._time("a block's end", trainer.finish, seconds, times=1)
+            self._time(BLOCK, trainer.finish, seconds)
         return seconds, sent
 
     def _time(
-        self,
-        name: str,
-        step: Callable[[], object],
-        seconds: dict[str, list[float]],
-        times: int | None = None,
+        self, name: str, action: Callable[[], object], seconds: dict[str, list[float]]
     ) -> None:
-        for _ in range(times or self.arguments.steps):
-            self.topology.world.barrier()
-            begin = time.perf_counter()
-            step()
-            seconds.setdefault(name, []).append(time.perf_counter() - begin)
+        self.topology.world.barrier()
+        begin = time.perf_counter()
+        action()
+        self.topology.world.barrier()
+        seconds.setdefault(name, []).append(time.perf_counter() - begin)
 
     def _backward(self) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.arguments.bf16):
@@ -144,12 +148,10 @@ class Bench:
             parameter.grad = part.view_as(parameter).clone()
 
     def _bare_step(self) -> None:
-        self._backward()
         self.bare.step()
         self.bare.zero_grad()
 
     def _tiered_step(self, trainer: TieredTrainer, sent: dict[str, list[float]], name: str) -> None:
-        self._backward()
         report = trainer.step(samples=FRAMES)
         sent[name] = [report.inner_payload_bytes, report.inner_wire_bytes, report.density or 1.0]
 
@@ -163,18 +165,18 @@ class Bench:
         )
         columns = ("ms", "added ms", "added %", "in add_", "payload", "wire")
         print(f"{'way':<18}" + "".join(f"{column:>12}" for column in columns))
-        bare, add = median["bare optimizer"], median["add_"]
+        whole, add = median[BACKWARD] + median[BARE], median["add_"]
         for name, value in median.items():
-            added = value - bare
+            added = value - median[BARE]
             row = f"{name:<18}{1e3 * value:>12.1f}"
             if name in sent:
-                row += f"{1e3 * added:>12.1f}{100 * added / bare:>12.1f}{added / add:>12.1f}"
+                row += f"{1e3 * added:>12.1f}{100 * added / whole:>12.1f}{added / add:>12.1f}"
                 row += f"{sent[name][0]:>12,}{sent[name][1]:>12,}"
             print(row)
-        share = median["a block's end"] / arguments.block_steps
+        share = median[BLOCK] / arguments.block_steps
         print(
-            f"a block's end, shared by its {arguments.block_steps} steps: {1e3 * share:.1f} ms, "
-            f"{100 * share / bare:.1f} % of the bare step"
+            f"{BLOCK}, shared by its {arguments.block_steps} steps: {1e3 * share:.1f} ms, "
+            f"{100 * share / whole:.1f} % of the bare step"
         )
         print(f"density of GTC's last step: {sent['GTC + BMUF'][2]:.5f}")
         print(self.topology.describe_costs(self.elements, arguments.density, arguments.block_steps))

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from ranks import run_ranks
-from tiered_helpers import GTC_TEST, backward, flat, make_trainer
+from tiered_helpers import GTC_TEST, backward, flat, hand_trainer, make_trainer, only_entries
+from torch import nn
 
 from tiered_dist import (
     BMUF,
     GTC,
     Dense,
+    FixedThreshold,
     TargetDensity,
     list_checkpoints,
     load_checkpoint,
@@ -58,6 +60,44 @@ def test_stop_and_resume_is_bitwise(tmp_path, tiers, stop_at):
     for one, other in zip(straight, resumed, strict=True):
         for ours, theirs in zip(one, other, strict=True):
             assert torch.equal(ours, theirs)
+
+
+def keep_beside_another_model(root):
+    """Saved with brackets in a name; loaded by another world in which a layer is frozen."""
+    model = nn.ParameterDict({"a[0:3]": nn.Parameter(torch.zeros(5)), "b": torch.zeros(4)})
+    loads = list_checkpoints(root)
+    if loads:
+        model["b"].requires_grad_(False)
+    trainer = hand_trainer(model, 2 if loads else 4, GTC(FixedThreshold(1e3)))
+    only_entries(trainer)
+    if loads:
+        load_checkpoint(loads[-1], trainer, "keep")
+    else:
+        for parameter in model.values():
+            parameter.grad = torch.full_like(parameter, 0.5)
+        trainer.step(samples=1)
+        save_checkpoint(root, trainer, {}, {})
+    return {k: v.tolist() for k, v in trainer.state_dict()["rank"]["inner"]["residual"].items()}
+
+
+def test_names_with_brackets_and_frozen_parameters_do_not_confuse_residuals(tmp_path):
+    run_ranks(4, keep_beside_another_model, tmp_path, tmp_path / "saved")
+    loaded = run_ranks(2, keep_beside_another_model, tmp_path, tmp_path / "saved")
+    assert loaded == [{"a[0:3]": [0.5] * 5}] * 2
+
+
+def load_an_old_format(root):
+    run_with_checkpoints(root, 2, (2,), 1)
+    path = list_checkpoints(root)[-1] / "shared.pt"
+    shared = torch.load(path)
+    del shared["residual_holders"]
+    torch.save({**shared, "format_version": 1}, path)
+    run_with_checkpoints(root, 4, (), 1)
+
+
+def test_another_formats_checkpoint_is_refused(tmp_path):
+    (result,) = run_ranks(1, load_an_old_format, tmp_path, tmp_path / "checkpoints")
+    assert "state of format 1, not 2" in str(result)
 
 
 def test_two_checkpoints_are_kept_and_a_torn_one_is_not_taken(tmp_path):

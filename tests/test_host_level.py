@@ -17,6 +17,7 @@ from tiered_dist import (
     Topology,
     load_checkpoint,
     save_checkpoint,
+    topology,
 )
 
 FINE = GTC(FixedThreshold(0.25), max_quanta=3)
@@ -63,8 +64,8 @@ def test_hosts_are_the_workers_of_gtc(tmp_path):
     assert any(move.any() for move in two[0][0])
     for host in range(2):
         first, second = (four[2 * host + place][2]["residual"] for place in range(2))
-        assert list(first) == ["parts.0[0:29]"]
-        assert list(second) == ["parts.0[29:37]", "parts.1[0:20]"]
+        assert list(first) == ["parts.0..0:29"]
+        assert list(second) == ["parts.0..29:37", "parts.1..0:20"]
         whole = torch.cat([*first.values(), *second.values()])
         assert torch.equal(
             whole, torch.cat([r.flatten() for r in two[host][2]["residual"].values()])
@@ -173,10 +174,10 @@ def test_clip_bounds_a_hosts_whole_gradient(tmp_path):
     assert run_ranks(4, clipped, tmp_path, False)[0] == pytest.approx(1, rel=0.2)
 
 
-def refused(subgroups, ranks_per_host, size):
+def refused(subgroups, ranks_per_host, size, gtc=FINE):
     with pytest.raises(ValueError) as caught:
         hand_trainer(
-            Vector((size,)), subgroups, DenseInHost(FINE), BMUF(2), ranks_per_host=ranks_per_host
+            Vector((size,)), subgroups, DenseInHost(gtc), BMUF(2), ranks_per_host=ranks_per_host
         )
     return str(caught.value)
 
@@ -188,6 +189,9 @@ def test_hosts_of_unequal_size_and_tiny_models_are_refused(tmp_path):
         assert "1 parameters cannot be cut into 2 parts" in error
     for error in run_ranks(4, refused, tmp_path, 4, 3, 50):
         assert "ranks_per_host=3" in error
+    momentum = GTC(FixedThreshold(0.25), momentum=0.9)
+    for error in run_ranks(4, refused, tmp_path, [[0], [1, 2, 3]], 1, 50, momentum):
+        assert "the ranks (0,) of a subgroup are on one host" in error
 
 
 def run_with_checkpoints(root, steps, save_at, inner, subgroups=4, residuals="drop"):
@@ -246,13 +250,68 @@ def test_another_world_takes_its_residuals_from_the_hosts_parts(tmp_path, policy
         torch.testing.assert_close(values, expected)
 
 
-def test_a_run_without_levels_may_go_on_with_them(tmp_path):
-    run_ranks(8, run_with_checkpoints, tmp_path, tmp_path / "saved", 7, 7, LEVELS.gtc)
-    results = run_ranks(
-        8, run_with_checkpoints, tmp_path, tmp_path / "saved", 9, 0, LEVELS, 4, "redistribute"
+@pytest.mark.parametrize(("before", "after"), [(LEVELS.gtc, LEVELS), (LEVELS, LEVELS.gtc)])
+def test_levels_may_come_and_go_within_a_block(tmp_path, before, after):
+    """The running block goes on; nothing of a subgroup's residuals is lost."""
+    saved = run_ranks(8, run_with_checkpoints, tmp_path, tmp_path / "saved", 7, 7, before)
+    arguments = (tmp_path / "saved", 7, 0, after, 4, "redistribute")
+    loaded = run_ranks(8, run_with_checkpoints, tmp_path, *arguments)
+    assert [digest for digest, _, _ in loaded] == [digest for digest, _, _ in saved]
+    waiting = [mean_of_workers(results) for results in (saved, loaded)]
+    torch.testing.assert_close(*waiting)
+    arguments = (tmp_path / "saved", 9, 0, after, 4, "redistribute")
+    results = run_ranks(8, run_with_checkpoints, tmp_path, *arguments)
+    assert len({digest for digest, _, _ in results[4:]}) == 1  # and all in step 9, a block's end
+
+
+def mean_of_workers(results):
+    """Mean residual over the subgroups' workers, ranks or hosts."""
+    sizes = {len(torch.cat([r.flatten() for r in held.values()])) for _, _, held in results}
+    workers = (
+        joined(results)
+        if sizes == {28, 29}
+        else [torch.cat([r.flatten() for r in held.values()]) for _, _, held in results]
     )
-    assert len({digest for digest, _, _ in results[:4]}) == 1
-    assert all(any(r.any() for r in loaded.values()) for _, loaded, _ in results)
+    return torch.stack(workers).mean(dim=0)
+
+
+def pending(root, save, ranks_per_host, first):
+    """What has been delivered and what waits, in the units of the mean gradient."""
+    model = Vector((8,))
+    never = DenseInHost(GTC(FixedThreshold(1e3)))
+    trainer = hand_trainer(
+        model, 6 if ranks_per_host == 3 else 4, never, ranks_per_host=ranks_per_host
+    )
+    only_entries(trainer)
+    if not save:
+        load_checkpoint(sorted(root.glob("step-*"))[-1], trainer, "redistribute")
+    model.parts[0].grad = torch.ones(8)
+    trainer.step(samples=10 if save else first)
+    if save:
+        save_checkpoint(root, trainer, {}, {})
+    held = trainer.state_dict()["rank"]["inner"]
+    return float(torch.cat(list(held["residual"].values()))[0]), held["agreed"]["reference"]
+
+
+@pytest.mark.parametrize("first", [10, 1])
+def test_an_unusual_first_batch_on_another_world_does_not_devalue_what_waits(tmp_path, first):
+    run_ranks(4, pending, tmp_path, tmp_path / "saved", True, 2, 10)
+    for residual, reference in run_ranks(6, pending, tmp_path, tmp_path / "saved", False, 3, first):
+        assert reference == 30.0
+        assert residual == pytest.approx(1 + first / 10)
+
+
+def test_ranks_that_are_placed_in_turns_make_whole_hosts():
+    assert topology._numbered(("a", "b") * 4, 2) == (
+        "a/0",
+        "b/0",
+        "a/0",
+        "b/0",
+        "a/1",
+        "b/1",
+        "a/1",
+        "b/1",
+    )
 
 
 def described():

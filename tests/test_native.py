@@ -124,7 +124,10 @@ def test_entries_that_cancel_leave_a_zero():
 
 
 @pytest.mark.parametrize("use", [contextlib.nullcontext, torch_alone])
-@pytest.mark.parametrize("fault", ["32 bits, too far", "16 bits, too far", "counts"])
+@pytest.mark.parametrize(
+    "fault",
+    ["32 bits, too far", "16 bits, too far", "counts", "32 bits, too many", "16 bits, too many"],
+)
 def test_a_body_that_does_not_fit_the_model_is_refused(fault, use):
     if fault == "32 bits, too far":
         bodies, count, capacity, total = torch.tensor([[2 * 50]]), 1, 1, 50
@@ -135,6 +138,11 @@ def test_a_body_that_does_not_fit_the_model_is_refused(fault, use):
         count = 2 if fault == "16 bits, too far" else 3
         if count == 2:
             bodies.view(torch.int16)[0, 3] = 2 * 7_232
+    if fault == "32 bits, too many":
+        bodies, count, capacity = torch.tensor([[2, 4]]), 3, 3
+    elif fault == "16 bits, too many":
+        count = 5
+        bodies.view(torch.int16)[0, :2] = torch.tensor([4, 1], dtype=torch.int16)
     with pytest.raises(native.NotThisModel, match="do not fit the model"):
         decode(bodies.int(), [count], capacity, (total,), use)
 
@@ -211,9 +219,15 @@ def test_without_it_torch_does_the_work(lack, fresh, monkeypatch, caplog):
     assert positions.tolist() == list(range(100)) and quanta.tolist() == [1] * 100
 
 
-def test_code_that_gives_other_bits_is_not_used(fresh, monkeypatch, caplog):
-    wrong = fresh / "wrong.c"
-    wrong.write_text(native.SOURCE.read_text().replace("+ weight *", "+ 1.001f * weight *"))
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("+ weight *", "+ 1.001f * weight *"), ("scratch[e.position] +=", "scratch[e.position] -=")],
+)
+def test_code_that_gives_other_bits_is_not_used(right, wrong, fresh, monkeypatch, caplog):
+    source = native.SOURCE.read_text()
+    assert right in source
+    changed, wrong = source.replace(right, wrong), fresh / "wrong.c"
+    wrong.write_text(changed)
     monkeypatch.setattr(native, "SOURCE", wrong)
     with caplog.at_level(logging.INFO, "tiered_dist"):
         assert not native.available()

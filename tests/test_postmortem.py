@@ -35,6 +35,14 @@ def wait_for(place, state):
     return False
 
 
+def test_what_cannot_be_looked_at_is_not_called_dead(child, monkeypatch):
+    def no_descriptors(*arguments):
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr("builtins.open", no_descriptors)
+    assert child[0].state(Place.here()) is None
+
+
 def test_sees_what_became_of_a_process_on_this_host(child):
     place, process = child
     assert place.state(Place.here()) is None
@@ -56,48 +64,90 @@ def test_a_pid_of_elsewhere_says_nothing(child, field):
     assert dataclasses.replace(place, **{field: "elsewhere"}).state(Place.here()) is None
 
 
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    monkeypatch.setattr("tiered_dist.postmortem.PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr("tiered_dist.postmortem.TOGETHER_SECONDS", 0.5)
+
+
 def places(dead):
-    """Four ranks: two here, a dead one, and one on another host."""
+    """Four ranks: two here, one that may be dead, and one on another host."""
     here = Place.here()
     return [here, here, dead, dataclasses.replace(here, host="far")]
 
 
-def test_the_dead_are_named_before_the_silent(store, child, monkeypatch):
+def killed(child):
     place, process = child
     process.kill()
     process.wait()
-    monkeypatch.setattr("tiered_dist.postmortem.PATIENCE_SECONDS", 0.3)
+    return place
+
+
+def later(seconds, places, rank, store):
+    """``rank`` gives up in so many seconds."""
+    threading.Timer(seconds, Postmortem(rank, places, store).find, args=([rank],)).start()
+
+
+def test_the_dead_are_named_before_the_silent(store, child):
+    place = killed(child)
     found = Postmortem(0, places(place), store).find([0, 2, 3])
     assert found == f"rank 2 has ended (pid {place.pid})"
 
 
-def test_a_silent_rank_on_another_host_is_named_after_some_patience(store, child, monkeypatch):
-    monkeypatch.setattr("tiered_dist.postmortem.PATIENCE_SECONDS", 0.5)
-    both = places(child[0])
-    threading.Timer(0.2, Postmortem(1, both, store).find, args=([1],)).start()
-    assert Postmortem(0, both, store).find([0, 1, 3]) == "rank 3 on far does not answer"
+def test_who_is_dead_elsewhere_is_named_before_who_waits_for_it(store, child):
+    place = killed(child)
+    assert Postmortem(0, places(place), store).find([0, 1]) == f"rank 2 has ended (pid {place.pid})"
 
 
-def test_what_a_partner_has_found_before_is_passed_on(store, child):
-    place, process = child
-    process.kill()
-    process.wait()
-    both = places(place)
-    dead = f"rank 2 has ended (pid {place.pid})"
-    assert Postmortem(0, both, store).find([0, 2]) == dead
-    assert Postmortem(1, both, store).find([0, 1]) == f"after rank 0 gave up: {dead}"
-    assert Postmortem(3, both, store).find([1, 3]) == f"after rank 0 gave up: {dead}"
+def test_a_silent_rank_on_another_host_is_named_after_some_patience(store, child):
+    everywhere = places(child[0])
+    later(0.2, everywhere, 1, store)
+    assert Postmortem(0, everywhere, store).find([0, 1, 3]) == "rank 3 on far does not answer"
+
+
+def test_a_rank_that_comes_after_the_others_gave_up_is_named(store, child):
+    everywhere = places(child[0])
+    later(0.1, everywhere, 1, store)
+    later(1.0, everywhere, 3, store)
+    assert Postmortem(0, everywhere, store).find([0, 1, 3]) == "rank 3 came too late"
+
+
+def test_what_a_partner_has_found_is_passed_on_also_if_it_takes_its_time(store, child):
+    elsewhere = [
+        dataclasses.replace(place, host=f"host{i}") for i, place in enumerate(places(child[0]))
+    ]
+    silent = "rank 2 on host2 does not answer"
+    threading.Timer(0.2, Postmortem(0, elsewhere, store).find, args=([0, 2],)).start()
+    begin = time.monotonic()
+    store.set("tiered_dist/gave_up/0", "")
+    found = Postmortem(1, elsewhere, store).find([0, 1])
+    assert found in (f"after rank 0 gave up: {silent}", "all of these ranks are alive")
+    assert time.monotonic() - begin < 4
+    time.sleep(1)
+    assert Postmortem(3, elsewhere, store).find([0, 3]) == f"after rank 0 gave up: {silent}"
 
 
 def test_nobody_is_blamed_where_all_are_alive(store, child):
-    both = places(child[0])
-    assert Postmortem(0, both, store).find([0]) == "all of these ranks are alive"
+    assert Postmortem(0, places(child[0]), store).find([0]) == "all of these ranks are alive"
 
 
-def test_a_store_that_is_gone_is_said_to_be(child):
-    class Gone:
-        def set(self, key, value):
-            raise RuntimeError("connection refused")
+class Gone:
+    def set(self, key, value):
+        raise RuntimeError("connection refused")
 
-    found = Postmortem(0, places(child[0]), Gone()).find([0, 1])
-    assert "the store does not answer (connection refused)" in found
+
+class Hanging:
+    def set(self, key, value):
+        time.sleep(20)
+        raise RuntimeError("timed out")
+
+
+@pytest.mark.parametrize("lost", [Gone(), Hanging()])
+def test_without_a_store_that_answers_a_survivor_looks_around_on_its_host(lost, child):
+    begin = time.monotonic()
+    found = Postmortem(0, places(child[0]), lost).find([0, 1])
+    assert "the ranks' store does not answer" in found
+    place = killed(child)
+    found = Postmortem(0, places(place), lost).find([0, 1])
+    assert found == f"rank 2 has ended (pid {place.pid})"
+    assert time.monotonic() - begin < 10

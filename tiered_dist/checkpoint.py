@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tiered_dist.layout import join_pieces
-from tiered_dist.trainer import TieredTrainer
+from tiered_dist.trainer import TieredTrainer, check_format
 
 RESIDUAL_POLICIES = ("drop", "keep", "redistribute")
 # The rank part of a rank that the old world did not have.
@@ -79,25 +79,53 @@ def load_checkpoint(
     rank_path = path / _rank_file(topology.rank)
     subgroup = read_part(subgroup_path if subgroup_path.exists() else path / _subgroup_file(0))
     rank = read_part(rank_path) if rank_path.exists() else dict(_NEW_RANK)
-    if not trainer.is_same_world(shared):
-        rank = {**rank, "inner": _inherited(path, rank["inner"], residuals, trainer.shapes)}
+    check_format(shared)
+    if not trainer.has_same_residuals(shared):
+        rank = {**rank, "inner": _inherited(path, shared, topology.rank, residuals, trainer.shapes)}
     trainer.load_state_dict({"shared": shared, "subgroup": subgroup, "rank": rank})
     return shared["caller"], rank["caller"]
 
 
 def _inherited(
-    path: Path, own: dict[str, Any], policy: str, shapes: dict[str, torch.Size]
+    path: Path, shared: dict[str, Any], rank: int, policy: str, shapes: dict[str, torch.Size]
 ) -> dict[str, Any]:
-    """The inner tier's rank part for a rank of another world."""
+    """The inner tier's rank part for ``rank``, out of what other ranks or another tier 1 saved.
+
+    "redistribute" averages over each old subgroup's workers, then over the subgroups: that is what
+    they would have delivered. "samples" are the old ranks' reference, in whose units residuals are.
+    """
     if policy == "drop":
         return {}
-    files = sorted(path.glob("rank-*.pt"))
-    parts = [own] if policy == "keep" else [read_part(file)["inner"] for file in files]
-    return {
-        what: join_pieces(vectors, shapes)
-        for what in ("residual", "velocity")
-        if any(vectors := [part.get(what, {}) for part in parts])
-    }
+    groups = shared["subgroups"] if policy == "redistribute" else [[rank]]
+    parts = [[_inner_of(path, old) for old in ranks] for ranks in groups]
+    inherited: dict[str, Any] = {}
+    for what in ("residual", "velocity"):
+        vectors = [[part.get(what, {}) for part in group] for group in parts]
+        if any(any(group) for group in vectors):
+            whole = [join_pieces(group, shapes) for group in vectors]
+            inherited[what] = {name: sum(w[name] for w in whole) / len(whole) for name in shapes}
+    if inherited and (samples := _samples_a_rank(path, shared)):
+        inherited["samples"] = samples
+    return inherited
+
+
+def _inner_of(path: Path, rank: int) -> dict[str, Any]:
+    file = path / _rank_file(rank)
+    return read_part(file)["inner"] if file.exists() else {}
+
+
+def _samples_a_rank(path: Path, shared: dict[str, Any]) -> float:
+    """A rank's samples in the batches that GTC takes for usual; 0 if there was no GTC."""
+    workers = {rank: len(team) for team in shared["residual_holders"] for rank in team}
+    found = []
+    for number, ranks in enumerate(shared["subgroups"]):
+        of_subgroup = read_part(path / _subgroup_file(number))["inner"]
+        agreed = [_inner_of(path, rank).get("agreed", of_subgroup) for rank in ranks]
+        references = [
+            a.get("reference", 0.0) / workers.get(r, 1) for a, r in zip(agreed, ranks, strict=True)
+        ]
+        found += [reference for reference in references if reference]
+    return sum(found) / len(found) if found else 0.0
 
 
 def _subgroup_file(subgroup: int) -> str:

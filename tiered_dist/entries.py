@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tiered_dist import codec, native
+from tiered_dist.native import NotThisModel
 
 STRETCH_BITS = 15
 STRETCH = 1 << STRETCH_BITS
@@ -81,8 +82,8 @@ def decode(
         from_words(body, count, total, capacity) for body, count in zip(bodies, counts, strict=True)
     ]
     positions, signs = (torch.cat(parts) for parts in zip(*decoded, strict=True))
-    if len(positions) and int(positions.max()) >= total:
-        raise native.NotThisModel("a message has entries that do not fit the model")
+    if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < total:
+        raise NotThisModel("a message has entries that do not fit the model")
     sums = codec.count(positions, signs, scratch)
     parameter = torch.searchsorted(ends.to(out.device), positions, right=True)
     out[positions] = sums * values.to(out.device)[parameter]
@@ -95,11 +96,13 @@ def from_words(body: Tensor, count: int, total: int, capacity: int) -> tuple[Ten
     """
     if not _is_short(total, capacity):
         entries = body[:count]
+        if len(entries) != count:
+            raise NotThisModel("a message has entries that do not fit the model")
         return (entries >> 1).long(), _sign(entries)
     stretches = _stretches(total)
     halves = body.view(torch.int16)[: stretches + count].to(torch.int32) & MOST_IN_STRETCH
-    if int(halves[:stretches].sum()) != count:
-        raise native.NotThisModel("a message has entries that do not fit the model")
+    if int(halves[:stretches].sum()) != count or len(halves) != stretches + count:
+        raise NotThisModel("a message has entries that do not fit the model")
     numbers = torch.arange(stretches, device=body.device)
     entries = halves[stretches:]
     first = numbers.repeat_interleave(halves[:stretches].long()) << STRETCH_BITS

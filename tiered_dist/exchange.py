@@ -28,7 +28,8 @@ class Exchange:
     ``bytes_sent`` and ``bytes_received`` count what this rank puts on the wire and takes off it,
     as ring algorithms do: an all-gather of B bytes a rank sends ``(size - 1) * B``, a
     reduce-scatter of B bytes ``(size - 1) / size * B``, an all-reduce twice that. A rank receives
-    as much as it sends, but for a broadcast.
+    as much as it sends, but for a broadcast. (Gloo reduce-scatters by an all-reduce: twice what is
+    counted, measured on the wire.)
     """
 
     def __init__(
@@ -108,6 +109,8 @@ class Exchange:
     def _named(self, operation: str) -> Iterator[None]:
         try:
             yield
+        except torch.OutOfMemoryError:  # a RuntimeError too, but of this rank alone
+            raise
         except RuntimeError as error:  # torch's DistBackendError and time-outs are RuntimeErrors
             others = [rank for rank in self.ranks if rank != self._rank]
             found = self._postmortem.find(self.ranks) if self._postmortem else "one is missing"

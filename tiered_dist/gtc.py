@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tiered_dist import codec, entries, message
-from tiered_dist.exchange import Exchange
+from tiered_dist.exchange import Exchange, ExchangeError
 from tiered_dist.inner import Clock, Local, Reduced, clip_norm
 from tiered_dist.layout import ParameterLayout
 from tiered_dist.threshold import TargetDensity, Threshold
@@ -222,10 +222,14 @@ class GTCState:
         return state
 
     def load(self, subgroup: dict[str, Any], rank: dict[str, Any]) -> None:
-        """See ``InnerState``; what the rank part lacks starts empty."""
+        """See ``InnerState``; what the rank part lacks starts empty.
+
+        Without taus they are chosen anew, at the reference of another world's ranks if there is
+        one ("samples").
+        """
         names, taus = self._layout.names, subgroup.get("taus")
         self._taus = torch.tensor([taus[name] for name in names]) if taus else None
-        self._reference = subgroup.get("reference", 0.0)
+        self._reference = subgroup.get("reference", rank.get("samples", 0.0))
         self._capacity = subgroup.get("capacity", 0)
         self._residual = self._flat(rank.get("residual"))
         self._velocity = self._flat(rank.get("velocity") if self._settings.momentum else None)
@@ -246,7 +250,8 @@ class GTCState:
         if samples > 0 and bool(gradient.any()):
             taus = self._settings.threshold.initial(self._layout.split(gradient), step)
             proposal[:parameters] = taus.double().log()
-            proposal[parameters], proposal[parameters + 1] = samples, 1.0
+            proposal[parameters] = self._reference or samples  # a loaded residual is in its units
+            proposal[parameters + 1] = 1.0
         total = self._exchange.all_reduce(proposal.to(gradient.device)).cpu()
         workers = float(total[-1])
         if workers == 0:  # nobody has a gradient yet: an empty message now, and we ask again
@@ -362,9 +367,12 @@ class GTCState:
             out.mul_(scale)
             return
         values = (taus.double() * scale).float()
-        entries.decode(
-            received.bodies, received.counts, capacity, self._ends, values, self._scratch, out
-        )
+        try:
+            entries.decode(
+                received.bodies, received.counts, capacity, self._ends, values, self._scratch, out
+            )
+        except entries.NotThisModel as error:
+            raise ExchangeError(f"from one of the ranks {self._exchange.ranks}: {error}") from error
         out[self._exact] = received.exact.sum(dim=0) * scale
 
     def _density(self, received: message.Received, dense: bool) -> float | None:

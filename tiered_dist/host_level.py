@@ -24,9 +24,9 @@ class DenseInHost:
     a residual of, an L-th of the model, and no byte crosses hosts twice. ``dtype`` is what travels
     inside a host, both ways: "fp32" or "bf16".
 
-    ``clip`` bounds a host's mean gradient as ``GTC`` does a worker's. With one host a subgroup this
-    is ``Dense``, with one rank a host it is ``gtc``. ValueError where the hosts of a subgroup have
-    different numbers of its ranks.
+    ``clip`` bounds a host's mean gradient as ``GTC`` does a worker's; ``dense_below`` counts what a
+    parameter has in the part. With one host a subgroup this is ``Dense``, with one rank a host it
+    is ``gtc``.
     """
 
     gtc: GTC = GTC()
@@ -41,13 +41,13 @@ class DenseInHost:
         return self.gtc.momentum
 
     def start(self, layout: ParameterLayout, topology: Topology, clip: float | None) -> InnerState:
-        """The running part for one rank. ValueError too for a model with too few parameters."""
+        """The running part for one rank.
+
+        ValueError, on every rank, where the hosts of a subgroup have different numbers of its
+        ranks, for too few parameters, and for ``gtc.momentum`` in a subgroup on one host.
+        """
         for teams in topology.teams():
-            if len({len(team) for team in teams}) > 1:
-                raise ValueError(
-                    f"DenseInHost: a subgroup has ranks {teams} on its hosts; each must have as "
-                    "many. Choose other subgroups, or GTC without it"
-                )
+            self._check(teams, layout.total)
         host, between = topology.within_host, topology.between_hosts
         assert between is not None  # every host has as many places
         if between.size == 1:
@@ -57,8 +57,31 @@ class DenseInHost:
         return HostLevelState(self, layout, host, between, clip)
 
     def residual_holders(self, topology: Topology) -> list[list[int]]:
-        """The ranks of each host, by subgroup."""
-        return [list(team) for teams in topology.teams() for team in teams]
+        """The ranks of each host, but for subgroups on one host, where nothing waits."""
+        return [list(team) for teams in topology.teams() if len(teams) > 1 for team in teams]
+
+    def _check(self, teams: tuple[tuple[int, ...], ...], parameters: int) -> None:
+        """See ``start``; ``teams`` are the ranks of one subgroup by host."""
+        size = len(teams[0])
+        if any(len(team) != size for team in teams):
+            raise ValueError(
+                f"DenseInHost: a subgroup has ranks {teams} on its hosts; each must have as many. "
+                "Choose other subgroups, or GTC without it"
+            )
+        if len(teams) > 1 and _slot(parameters, size) * (size - 1) >= parameters:
+            raise ValueError(
+                f"DenseInHost: {parameters} parameters cannot be cut into {size} parts"
+            )
+        if len(teams) == 1 and self.gtc.momentum:
+            raise ValueError(
+                f"DenseInHost: the ranks {teams[0]} of a subgroup are on one host, where "
+                "GTC(momentum=...) has no part; give the optimizer the momentum"
+            )
+
+
+def _slot(parameters: int, size: int) -> int:
+    """Elements of a part, the last of which may have fewer."""
+    return -(-parameters // size)
 
 
 class HostLevelState:
@@ -72,13 +95,9 @@ class HostLevelState:
         between: Exchange,
         clip: float | None,
     ) -> None:
-        self._slot = -(-layout.total // host.size)
+        self._slot = _slot(layout.total, host.size)
         first = self._slot * host.index
         self._layout = layout.part(first, first + self._slot)
-        if self._slot * (host.size - 1) >= layout.total:
-            raise ValueError(
-                f"DenseInHost: {layout.total} parameters cannot be cut into {host.size} parts"
-            )
         self._dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
         self._total = layout.total
         self._host = host
@@ -91,13 +110,13 @@ class HostLevelState:
         host, gradient, clock = self._host, local.gradient, Clock()
         sent_before = host.bytes_sent
         totals = weigh(local, host)
-        waiting_seconds = clock.lap()
+        clock.lap()
         padded = gradient.new_zeros(self._slot * host.size, dtype=self._dtype)
         padded[: self._total] = gradient
         slot = host.reduce_scatter(padded).float()
         part = slot[: self._layout.total]
         finite = self._clip_together(part)
-        exchange_seconds = waiting_seconds + clock.lap()
+        exchange_seconds = totals.waiting_seconds + clock.lap()
         reduced = self._gtc.reduce(
             Local(
                 part,
@@ -115,7 +134,7 @@ class HostLevelState:
             payload_bytes=reduced.payload_bytes + sent,
             host_wire_bytes=sent,
             exchange_seconds=exchange_seconds + reduced.exchange_seconds + clock.lap(),
-            waiting_seconds=waiting_seconds + reduced.waiting_seconds,
+            waiting_seconds=totals.waiting_seconds + reduced.waiting_seconds,
         )
 
     def _clip_together(self, part: Tensor) -> bool:
@@ -145,4 +164,7 @@ class HostLevelState:
 
     def load(self, subgroup: dict[str, Any], rank: dict[str, Any]) -> None:
         """See ``InnerState``; without "agreed", GTC chooses its taus anew."""
-        self._gtc.load(rank.get("agreed", {}), rank)
+        agreed = rank.get("agreed", {})
+        if not agreed and "samples" in rank:  # a rank's; GTC's worker here is a host
+            agreed = {"reference": rank["samples"] * self._host.size}
+        self._gtc.load(agreed, rank)

@@ -131,13 +131,13 @@ class DenseState:
         gradient, exchange, clock = local.gradient, self._exchange, Clock()
         sent_before = exchange.bytes_sent
         totals = weigh(local, exchange)
-        waiting_seconds = clock.lap()
+        clock.lap()
         if exchange.size > 1:
             if self._settings.dtype == "bf16":
                 gradient.copy_(exchange.all_reduce(gradient.bfloat16()))
             else:
                 exchange.all_reduce(gradient)
-        exchange_seconds = waiting_seconds + clock.lap()
+        exchange_seconds = totals.waiting_seconds + clock.lap()
         if totals.samples:
             clip_norm(gradient, self._clip)
         return Reduced(
@@ -146,7 +146,7 @@ class DenseState:
             out_of_data=totals.out_of_data,
             payload_bytes=exchange.bytes_sent - sent_before,
             exchange_seconds=exchange_seconds,
-            waiting_seconds=waiting_seconds,
+            waiting_seconds=totals.waiting_seconds,
         )
 
     def end_block(self, resets_optimizer: bool) -> None:
@@ -166,11 +166,15 @@ class DenseState:
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """What the ranks of a group have together: samples, and ranks left out or out of data."""
+    """What the ranks of a group have together: samples, and ranks left out or out of data.
+
+    ``waiting_seconds`` passed until all of them had come.
+    """
 
     samples: float
     not_finite: int
     out_of_data: int
+    waiting_seconds: float
 
 
 def weigh(local: Local, exchange: Exchange) -> Totals:
@@ -183,10 +187,12 @@ def weigh(local: Local, exchange: Exchange) -> Totals:
     finite = math.isfinite(float(local.gradient.norm()))
     samples = local.samples if finite else 0.0
     counts = [samples, local.not_finite + (not finite), local.out_of_data, local.step]
+    clock, waiting_seconds = Clock(), 0.0
     if exchange.size > 1:
         # The small counts go as float64, for exactness, and so in a message of their own.
         numbers = torch.tensor(counts, dtype=torch.float64, device=local.gradient.device)
         counts = exchange.all_reduce(numbers).tolist()
+        waiting_seconds = clock.lap()
         if counts[3] != exchange.size * local.step:
             raise ExchangeError(
                 f"this rank is at step {local.step}, the ranks {list(exchange.ranks)} "
@@ -195,7 +201,7 @@ def weigh(local: Local, exchange: Exchange) -> Totals:
         local.gradient.mul_(samples / counts[0] if counts[0] else 0.0)
     if not finite:
         local.gradient.zero_()
-    return Totals(counts[0], int(counts[1]), int(counts[2]))
+    return Totals(counts[0], int(counts[1]), int(counts[2]), waiting_seconds)
 
 
 def clip_norm(gradient: Tensor, bound: float | None) -> bool:

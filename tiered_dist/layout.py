@@ -15,7 +15,8 @@ class ParameterLayout:
 
     The list is fixed when the trainer is made: which parameters have a gradient may differ from
     rank to rank and step to step, this list may not. Tied parameters count once. A layout may be
-    a ``part`` of a model's: its entries are pieces of parameters, named ``name[first:end]``.
+    a ``part`` of a model's: its entries are pieces of parameters, named ``name..first:end`` (torch
+    lets no name have two dots in a row).
     """
 
     names: tuple[str, ...]
@@ -39,7 +40,7 @@ class ParameterLayout:
         for name, size in zip(self.names, self.sizes, strict=True):
             start, stop = max(first - begin, 0), min(end - begin, size)
             if start < stop:
-                names.append(f"{name}[{start}:{stop}]")
+                names.append(f"{name}..{start}:{stop}")
                 sizes.append(stop - start)
             begin += size
         return ParameterLayout(
@@ -82,13 +83,16 @@ def join_pieces(
 ) -> dict[str, Tensor]:
     """Whole parameters, of ``shapes``, from vectors by name, of whole and of partial layouts.
 
-    Where several hold an element, the mean of them; zeros where none does.
+    Where several hold an element, the mean of them; zeros where none does. Parameters that are not
+    wanted are passed over.
     """
     sums = {name: torch.zeros(shape.numel()) for name, shape in shapes.items()}
     holders = {name: torch.zeros(shape.numel()) for name, shape in shapes.items()}
     for vectors in named:
         for piece, values in vectors.items():
             name, first, end = _parse(piece) or (piece, 0, values.numel())
+            if name not in shapes:
+                continue
             sums[name][first:end] += values.flatten()
             holders[name][first:end] += 1
     return {
@@ -106,7 +110,7 @@ def _find(named: dict[str, Tensor], name: str) -> Tensor:
 
 def _parse(piece: str) -> tuple[str, int, int] | None:
     """Name, first and end of a piece; None for a whole parameter."""
-    match = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", piece)
+    match = re.fullmatch(r"(.*)\.\.(\d+):(\d+)", piece)
     return (match[1], int(match[2]), int(match[3])) if match else None
 
 

@@ -86,12 +86,16 @@ static entry next(walk *at)
 /* out[position] = (sum of the signs of all workers' entries there) * values[parameter], where
  * out (n) holds zeros, parameter p ends before ends[p], and scratch (n) holds zeros and is left so.
  * Worker w has counts[w] entries in the words from bodies + w * stride on; stretches is 0 for the
- * 32-bit form. Returns 0, or 1 where a body is none of such a model: then nothing was written. */
-int32_t decode(const int32_t *bodies, int64_t stride, const int64_t *counts, int64_t workers,
-               int64_t stretches, const int64_t *ends, const float *values, int64_t n,
+ * 32-bit form. A body has so many words. Returns 0, or 1 where one is none of such a model: then
+ * nothing was written. */
+int32_t decode(const int32_t *bodies, int64_t stride, int64_t words, const int64_t *counts,
+               int64_t workers, int64_t stretches, const int64_t *ends, const float *values, int64_t n,
                int32_t *restrict scratch, float *restrict out)
 {
     for (int64_t w = 0; w < workers; w++) {
+        int64_t room = stretches ? 2 * words - stretches : words;
+        if (counts[w] < 0 || counts[w] > room)
+            return 1;
         walk at = begin(bodies + w * stride, stretches);
         int64_t told = stretches ? 0 : counts[w];
         for (int64_t s = 0; s < stretches; s++)

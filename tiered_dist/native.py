@@ -114,7 +114,7 @@ def in_c(library: Path) -> Native:
     encodes, decodes = loaded.accumulate, loaded.decode
     encodes.argtypes = [pointer, pointer, number, number, size, pointer, pointer]
     encodes.restype = size
-    decodes.argtypes = [pointer, size, pointer, size, size, pointer, pointer, size]
+    decodes.argtypes = [pointer, size, size, pointer, size, size, pointer, pointer, size]
     decodes.argtypes += [pointer, pointer]
     decodes.restype = ctypes.c_int32
 
@@ -138,10 +138,11 @@ def in_c(library: Path) -> Native:
         out: Tensor,
     ) -> None:
         numbers = torch.tensor(counts, dtype=torch.int64)
-        messages = (bodies.data_ptr(), bodies.stride(0), numbers.data_ptr(), len(counts), stretches)
+        messages = (bodies.data_ptr(), bodies.stride(0), bodies.shape[1])
+        told = (numbers.data_ptr(), len(counts), stretches)
         parameters = (ends.data_ptr(), values.data_ptr())
         model = (out.numel(), scratch.data_ptr(), out.data_ptr())
-        if decodes(*messages, *parameters, *model):
+        if decodes(*messages, *told, *parameters, *model):
             raise NotThisModel("a message has entries that do not fit the model")
 
     return Native(accumulate_in_c, decode_in_c)
@@ -158,7 +159,25 @@ def _agrees_with_torch(native: Native, device_type: str) -> bool:
         torch.equal(residual, expected)
         and torch.equal(positions, reaching)
         and torch.equal(values, expected[reaching])
+        and all(_decodes(native, stretches, device_type) for stretches in (0, 1))
     )
+
+
+def _decodes(native: Native, stretches: int, device_type: str) -> bool:
+    """Whether the entries +1, +1, -4 of one worker and -4 of another give 2/3 and -2 * 1/7."""
+    first, second = [1 << 1, 1 << 1, 4 << 1 | 1], [4 << 1 | 1]
+    if stretches:
+        halves = torch.tensor([[3, *first], [1, *second, 0, 0]], dtype=torch.int16)
+        bodies = halves.view(torch.int32)
+    else:
+        bodies = torch.tensor([first, [*second, 0, 0]], dtype=torch.int32)
+    ends, values = torch.tensor([2, 2, 6]), torch.tensor([1 / 3, 9.0, 1 / 7])
+    scratch = torch.zeros(6, dtype=torch.int32, device=device_type)
+    out = torch.zeros(6, device=device_type)
+    native.decode(bodies.to(device_type), [3, 1], stretches, ends, values, scratch, out)
+    expected = torch.zeros(6)
+    expected[1], expected[4] = 2 * values[0], -2 * values[2]
+    return torch.equal(out.cpu(), expected) and not scratch.any()
 
 
 def compiled(*options: str) -> Path:

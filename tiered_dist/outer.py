@@ -132,7 +132,7 @@ class MeanMove:
 
 
 def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) -> MeanMove:
-    """Average the subgroups' moves ``(P,)``, weighted by their samples in the block.
+    """Average the subgroups' moves ``(P,)``, weighted by their samples; ``move`` is used up.
 
     The move is cut into as many shards as the smallest subgroup has ranks. Place j of every
     subgroup reduces shard j across subgroups, then the subgroup gathers its shards: all replicas
@@ -140,16 +140,16 @@ def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) 
     models, since a mean of equal models is not bitwise that model.
     """
     shards = topology.shards
-    size = math.ceil(move.numel() / shards)
-    padded = torch.zeros(size * shards, dtype=move.dtype, device=move.device)
-    padded[: move.numel()] = move
-    finite = bool(move.isfinite().all())
+    total = move.numel()
+    size = math.ceil(total / shards)
+    padded = nn.functional.pad(move, (0, missing)) if (missing := size * shards - total) else move
+    finite = math.isfinite(float(move.norm()))
     if not finite:
         padded.zero_()
         samples = 0.0
     # Places beyond the smallest subgroup hold no shard; they only receive. Their row is ignored.
     place = min(topology.inner.index, shards - 1)
-    shard = padded[place * size : (place + 1) * size].clone()
+    shard = padded[place * size : (place + 1) * size]
     facts = torch.zeros(5, dtype=torch.float64, device=move.device)
     waiting_seconds = 0.0
     if topology.outer is not None:
@@ -162,11 +162,9 @@ def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) 
         weight = samples / samples_of_all if samples_of_all else 0.0
         own = shard.clone()
         topology.outer.all_reduce(shard.mul_(weight))
-        distance = torch.zeros(1, dtype=torch.float64, device=move.device)
-        distance += weight * (own - shard).double().square().sum()
-        topology.outer.all_reduce(distance)
-        facts = torch.cat([totals, distance, shard.double().square().sum().view(1)])
-    gathered = topology.inner.all_gather(shard)[:shards].reshape(-1)[: move.numel()]
+        distance = topology.outer.all_reduce(weight * _square(own.sub_(shard)))
+        facts = torch.cat([totals, distance, _square(shard)])
+    gathered = topology.inner.all_gather(shard)[:shards].reshape(-1)[:total]
     all_facts = topology.inner.all_gather(facts)[:shards]
     length = math.sqrt(float(all_facts[:, 4].sum()))
     spread = math.sqrt(float(all_facts[:, 3].sum()))
@@ -178,6 +176,11 @@ def mean_move(topology: Topology, move: Tensor, samples: float, has_data: bool) 
         spread=spread / length if length else spread,
         waiting_seconds=waiting_seconds,
     )
+
+
+def _square(vector: Tensor) -> Tensor:
+    """The squared norm, ``(1,)`` float64."""
+    return vector.norm().double().square().view(1)
 
 
 def share_buffers(model: nn.Module, world: Exchange, how: str) -> None:

@@ -8,12 +8,15 @@ processes on its own host a survivor sees which it is.
 import dataclasses
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 
 import torch.distributed as dist
 
 PATIENCE_SECONDS = 5.0
+# Ranks that waited together give up together, within this; who does so later came too late.
+TOGETHER_SECONDS = 1.0
 POLL_SECONDS = 0.1
 
 
@@ -43,8 +46,10 @@ class Place:
         try:
             with open(f"/proc/{self.pid}/stat") as file:
                 letter = file.read().rpartition(")")[2].split()[0]
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return "has ended"
+        except OSError:
+            return None
         return {"Z": "has ended", "X": "has ended", "T": "is stopped"}.get(letter)
 
 
@@ -57,38 +62,64 @@ class Postmortem:
     def find(self, ranks: Sequence[int]) -> str:
         """Say which of ``ranks``, whose collective failed here, are missing, and what is known.
 
-        It takes up to ``PATIENCE_SECONDS``, since not all ranks notice a failure at once.
+        It takes up to ``PATIENCE_SECONDS``, since not all ranks notice a failure at once; twice
+        that where the store does not answer, because the process that holds it hangs too.
         """
+        found: list[str] = []
+        watch = threading.Thread(target=lambda: found.append(self._watch(ranks)), daemon=True)
+        watch.start()
+        watch.join(2 * PATIENCE_SECONDS)
+        if found and found[0]:
+            return found[0]
+        seen = self._describe_gone(range(len(self._places)))
+        return seen or "who is missing cannot be told, the ranks' store does not answer"
+
+    def _watch(self, ranks: Sequence[int]) -> str:
+        """What is found by way of the store; empty if it has gone."""
         try:
-            return self._find(ranks)
-        except RuntimeError as error:  # the store has gone with the process that held it
-            return f"who is missing cannot be told, the store does not answer ({error})"
+            self._store.set(_gave_up(self._rank), "")
+            text = self._find(ranks)
+            self._store.set(_said(self._rank), text)
+        except RuntimeError:
+            return ""
+        return text
 
     def _find(self, ranks: Sequence[int]) -> str:
-        self._store.set(_gave_up(self._rank), "")
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        begin, late = time.monotonic(), list[int]()
         while True:
-            silent = [rank for rank in ranks if not self._store.check([_gave_up(rank)])]
-            states = {rank: self._state(rank) for rank in silent}
-            if all(states.values()) or time.monotonic() > deadline:
+            waited = time.monotonic() - begin
+            # Of the whole job, since who is missing here may itself wait for one elsewhere.
+            if gone := self._describe_gone(self._silent(self._gone())):
+                return gone
+            silent = self._silent(ranks)
+            if waited < TOGETHER_SECONDS:
+                late = silent
+            elif late and not silent:
+                return "; ".join(f"rank {rank} came too late" for rank in late)
+            if not silent and (quoted := self._quote(ranks)):
+                return quoted
+            if waited > PATIENCE_SECONDS:
                 break
             time.sleep(POLL_SECONDS)
-        text = self._name_dead_or_silent(states) or self._quote(ranks)
-        self._store.set(_said(self._rank), text)
-        return text
+        unheard = [f"rank {rank} on {self._places[rank].host} does not answer" for rank in silent]
+        return "; ".join(unheard) or "all of these ranks are alive"
+
+    def _silent(self, ranks: Sequence[int]) -> list[int]:
+        return [rank for rank in ranks if not self._store.check([_gave_up(rank)])]
+
+    def _gone(self) -> list[int]:
+        return [rank for rank in range(len(self._places)) if self._state(rank)]
 
     def _state(self, rank: int) -> str | None:
         return self._places[rank].state(self._places[self._rank])
 
-    def _name_dead_or_silent(self, states: dict[int, str | None]) -> str:
-        """The dead if there are any: the silent may only be waiting for them."""
-        dead = [
+    def _describe_gone(self, ranks: Sequence[int]) -> str:
+        states = {rank: self._state(rank) for rank in ranks}
+        return "; ".join(
             f"rank {rank} {state} (pid {self._places[rank].pid})"
             for rank, state in states.items()
             if state
-        ]
-        silent = [f"rank {rank} on {self._places[rank].host} does not answer" for rank in states]
-        return "; ".join(dead or silent)
+        )
 
     def _quote(self, ranks: Sequence[int]) -> str:
         """All have given up: what one of them has found out before us."""
@@ -96,7 +127,7 @@ class Postmortem:
             if rank != self._rank and self._store.check([_said(rank)]):
                 said = self._store.get(_said(rank)).decode()
                 return said if said.startswith("after ") else f"after rank {rank} gave up: {said}"
-        return "all of these ranks are alive"
+        return ""
 
 
 def _gave_up(rank: int) -> str:

@@ -31,8 +31,8 @@ class StepReport:
 
     Bytes are what this rank sent in this step, or received: ``inner_payload`` what tier 1's entries
     and headers needed, ``inner_wire`` what went out (a message has its capacity's size),
-    ``host_wire`` the part of it that stayed inside the host (``DenseInHost``), ``outer_wire`` all
-    of tier 2.
+    ``host_wire`` the part of it that stayed inside the host (all of it where the subgroup is on
+    one, else ``DenseInHost``'s), ``outer_wire`` all of tier 2.
 
     ``density`` (sent quanta an element and worker), ``residual_norm``, ``residual_ratio`` (largest
     ``|r| / tau``, 1 if smaller) and ``overflow`` (quanta that did not fit the message) are GTC's,

@@ -97,8 +97,8 @@ class Topology:
     ) -> "Topology":
         """Make the groups: ``"host"`` (one subgroup a host), a subgroup's size, or rank lists.
 
-        A host is what has one name, or so many consecutive ranks as ``ranks_per_host`` says: to
-        treat a few GPUs with fast links as a host, or to try several hosts on one machine.
+        A host is what has one name, or so many of its ranks, in their order, as ``ranks_per_host``
+        says: to treat a few GPUs with fast links as a host, or to try several hosts on one machine.
         Every rank makes every group in the same order, as torch.distributed demands. Without an
         initialised process group the world is this one process. Raises ValueError when the
         subgroups do not cover every rank exactly once.
@@ -143,6 +143,10 @@ class Topology:
     def teams(self) -> list[tuple[tuple[int, ...], ...]]:
         """Each subgroup's ranks, host by host."""
         return [_by_host(ranks, self.hosts) for ranks in self.subgroups]
+
+    def is_one_host(self, ranks: Sequence[int]) -> bool:
+        """Whether all of ``ranks`` are on one host."""
+        return len({self.hosts[rank] for rank in ranks}) == 1
 
     def exchanges(self) -> set[Exchange]:
         """All of this rank's; one may serve in several places."""
@@ -230,12 +234,17 @@ def _cut(
 
 
 def _numbered(hosts: tuple[str, ...], ranks_per_host: int) -> tuple[str, ...]:
-    """Names of hosts of so many consecutive ranks each."""
-    if ranks_per_host < 1 or len(hosts) % ranks_per_host:
-        raise ValueError(
-            f"ranks_per_host={ranks_per_host}: {len(hosts)} ranks are no whole number of such hosts"
-        )
-    return tuple(f"{host}/{rank // ranks_per_host}" for rank, host in enumerate(hosts))
+    """Names of hosts that have so many ranks each."""
+    for host in dict.fromkeys(hosts):
+        if ranks_per_host < 1 or hosts.count(host) % ranks_per_host:
+            raise ValueError(
+                f"ranks_per_host={ranks_per_host}: the {hosts.count(host)} ranks of {host} are no "
+                "whole number of such hosts"
+            )
+    places = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    return tuple(
+        f"{host}/{place // ranks_per_host}" for host, place in zip(hosts, places, strict=True)
+    )
 
 
 def _by_host(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

@@ -204,9 +204,8 @@ class TieredTrainer:
         another format.
         """
         shared, subgroup = state["shared"], state["subgroup"]
-        if shared["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"state of format {shared['format_version']}, not {FORMAT_VERSION}")
-        same_world = self.is_same_world(shared)
+        check_format(shared)
+        same_world = shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups]
         if same_world:
             self._check_owner(state)
         keeps_block = same_world and (self._filter is not None) == ("filter_model" in shared)
@@ -227,21 +226,20 @@ class TieredTrainer:
                 self.optimizer.state.clear()
         if not same_world:
             log.warning(
-                "resumed on subgroups %s, saved on %s: the unfinished block is dropped, this "
-                "rank's residual %s",
+                "resumed on subgroups %s, saved on %s: the unfinished block is dropped",
                 [list(ranks) for ranks in self.topology.subgroups],
                 shared["subgroups"],
-                "begins with what it was given"
-                if state["rank"]["inner"].get("residual")
-                else "is empty",
+            )
+        if not self.has_same_residuals(shared):
+            begins = self._inner.rank_state().get("residual")
+            log.warning(
+                "resumed on other ranks, or another tier 1: this rank's residual %s",
+                "begins with what it was given" if begins else "is empty",
             )
 
-    def is_same_world(self, shared: dict[str, Any]) -> bool:
-        """Whether a saved ``shared`` part comes from a world cut in the same way."""
-        holders, saved_holders = self._residual_holders, shared["residual_holders"]
-        return shared["subgroups"] == [list(ranks) for ranks in self.topology.subgroups] and (
-            not holders or not saved_holders or holders == saved_holders
-        )
+    def has_same_residuals(self, shared: dict[str, Any]) -> bool:
+        """Whether the rank part saved with ``shared`` has this rank's own residual, or none."""
+        return self._residual_holders == shared["residual_holders"]
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -306,7 +304,9 @@ class TieredTrainer:
             not_finite=reduced.not_finite,
             inner_payload_bytes=reduced.payload_bytes,
             inner_wire_bytes=sent_inner - sent,
-            host_wire_bytes=reduced.host_wire_bytes,
+            host_wire_bytes=sent_inner - sent
+            if self.topology.is_one_host(exchange.ranks)
+            else reduced.host_wire_bytes,
             outer_wire_bytes=sent_all - sent_inner,
             inner_received_bytes=received_inner - received,
             outer_received_bytes=received_all - received_inner,
@@ -436,6 +436,12 @@ class TieredTrainer:
                 f"state of subgroup {saved[0]}, rank {saved[1]} given to subgroup "
                 f"{self.topology.subgroup}, rank {self.topology.rank}"
             )
+
+
+def check_format(shared: dict[str, Any]) -> None:
+    """ValueError for a shared part that another version of this library wrote."""
+    if shared["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"state of format {shared['format_version']}, not {FORMAT_VERSION}")
 
 
 def _describe(optimizer: torch.optim.Optimizer) -> str:
