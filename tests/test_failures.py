@@ -15,10 +15,12 @@ from tiered_dist import (
     Dense,
     TieredTrainer,
     Topology,
+    entries,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
+from tiered_dist.exchange import Exchange
 
 
 def with_nan(inner):
@@ -106,6 +108,44 @@ def test_a_late_rank_is_waited_for_and_the_waiting_is_told(tmp_path, inner, told
     assert partner[told_at] > 1 > late[told_at]
     assert others[told_at] < 1 < block[0]
     assert block[1] < 1
+
+
+def be_too_late():
+    trainer = make_trainer(4, GTC_TEST, timeout_seconds=3)
+    for step in range(3):
+        samples = backward(trainer, step)
+        if step == 1 and trainer.topology.rank == 2:
+            time.sleep(5)
+        trainer.step(samples=samples)
+
+
+def test_a_rank_that_comes_after_the_timeout_is_named(tmp_path):
+    for result in run_ranks(4, be_too_late, tmp_path):
+        assert "step 1" in str(result) and "rank 2 came too late" in str(result)
+
+
+def send_nonsense():
+    """Rank 1's entries lie outside the model."""
+    trainer = make_trainer(2, GTC_TEST)
+    if trainer.topology.rank == 1:
+        to_words = entries.to_words
+        entries.to_words = lambda *arguments: to_words(*arguments) | 0x7FFF
+    for step in range(3):
+        trainer.step(samples=backward(trainer, step))
+
+
+def test_a_message_that_is_none_of_this_model_is_an_exchange_error(tmp_path):
+    for result in run_ranks(2, send_nonsense, tmp_path):
+        assert "ExchangeError: step" in str(result) and "do not fit the model" in str(result)
+
+
+def test_a_rank_without_memory_blames_nobody(monkeypatch):
+    def no_memory(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("torch.distributed.all_reduce", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        Exchange([0, 1], 0, None).all_reduce(torch.ones(1))
 
 
 def disagree(what):
