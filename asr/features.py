@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import soundfile
+import torch
+import torchaudio
 from lhotse import Features
 from lhotse.augmentation import Speed
 from lhotse.cut import MonoCut
@@ -60,15 +62,23 @@ class FeaturesConfig:
 
 
 class Utterance(NamedTuple):
-    """A stretch of one channel of an audio file; all counts in samples of that file."""
+    """A stretch of one channel of an audio file; all counts in samples of that file.
+
+    ``channel`` None is the mean of all channels.
+    """
 
     id: str
     path: Path
-    channel: int
+    channel: int | None
     start: int
     num_samples: int
     recording_samples: int
     sampling_rate: int
+
+    def samples_at(self, rate: int, speed: float) -> int:
+        """Samples after resampling to ``rate`` Hz and playing ``speed`` times as fast."""
+        resampled = -(-self.num_samples * rate // self.sampling_rate)
+        return perturb_num_samples(resampled, speed)
 
 
 class Task(NamedTuple):
@@ -208,12 +218,13 @@ def _progress(name: str, seconds: float) -> tqdm:
 
 def _utterance(cut: MonoCut) -> Utterance:
     recording = cut.recording
+    mixed = cut.custom is not None and cut.custom.get("mix", False)
     if len(recording.sources) != 1 or recording.sources[0].type != "file":
         raise UserError(f"utterance {cut.id}: its audio must be one file, not {recording.sources}")
     return Utterance(
         id=cut.id,
         path=Path(recording.sources[0].source),
-        channel=cut.channel,
+        channel=None if mixed else cut.channel,
         start=round(cut.start * recording.sampling_rate),
         num_samples=cut.num_samples,
         recording_samples=recording.num_samples,
@@ -240,7 +251,7 @@ def _seconds(task: Task) -> float:
 
 
 def _bytes(task: Task) -> int:
-    lengths = [perturb_num_samples(u.num_samples, task.speed) for u in task.utterances]
+    lengths = [u.samples_at(task.config.sampling_rate, task.speed) for u in task.utterances]
     return sum(map(task.config.frames, lengths)) * task.config.bins * DTYPE.itemsize
 
 
@@ -252,7 +263,7 @@ def _run(task: Task) -> tuple[list[str], Moments]:
     try:
         with FlatFeaturesWriter(task.output, task.offset) as writer:
             for utterance in task.utterances:
-                samples = read_audio(utterance, task.speed)
+                samples = read_audio(utterance, task.config.sampling_rate, task.speed)
                 features = _checked_extract(extractor, utterance, samples)
                 keys.append(writer.write(utterance.id, features))
                 moments += Moments.of(features)
@@ -270,21 +281,37 @@ def _checked_extract(
     extractor: LogMelFbank, utterance: Utterance, samples: np.ndarray
 ) -> np.ndarray:
     try:
-        return extractor.extract(samples, utterance.sampling_rate)
+        return extractor.extract(samples, extractor.config.sampling_rate)
     except ValueError as error:
         raise UserError(f"utterance {utterance.id} ({utterance.path}): {error}") from None
 
 
-def read_audio(utterance: Utterance, speed: float = 1.0) -> np.ndarray:
-    """One utterance's samples, float32 in [-1, 1], played ``speed`` times as fast.
+def read_audio(utterance: Utterance, rate: int, speed: float = 1.0) -> np.ndarray:
+    """One utterance's samples, float32 in [-1, 1], at ``rate`` Hz, played ``speed`` times as fast.
 
     Raises UserError, with utterance and file, when the file does not hold what stage 1 saw.
     """
+    samples = _read_stretch(utterance)
+    samples = samples.mean(axis=1) if utterance.channel is None else samples[:, utterance.channel]
+    samples = np.ascontiguousarray(samples)
+    if utterance.sampling_rate != rate:
+        old, wave = utterance.sampling_rate, torch.from_numpy(samples)
+        samples = torchaudio.functional.resample(wave, old, rate).numpy()
+    if speed != 1.0:
+        samples = Speed(speed)(samples[None], rate)[0]
+    # The resamplers round lengths up, the manifest to the nearest sample.
+    return samples[: utterance.samples_at(rate, speed)]
+
+
+def _read_stretch(utterance: Utterance) -> np.ndarray:
+    """``(samples, channels)``."""
     problem = f"utterance {utterance.id}: {utterance.path}"
     remedy = "; put the file back, or rerun the manifests stage with --force to leave it out"
     try:
         with soundfile.SoundFile(utterance.path) as file:
-            if file.samplerate != utterance.sampling_rate or file.channels <= utterance.channel:
+            if file.samplerate != utterance.sampling_rate or file.channels <= (
+                utterance.channel or 0
+            ):
                 raise UserError(f"{problem} changed its format since stage 1{remedy}")
             if utterance.start:  # a seek makes FLAC decode a frame for nothing
                 file.seek(utterance.start)
@@ -295,12 +322,7 @@ def read_audio(utterance: Utterance, speed: float = 1.0) -> np.ndarray:
     left = utterance.recording_samples - utterance.start
     if len(samples) != min(utterance.num_samples + 1, left):
         raise UserError(f"{problem} changed its length since stage 1{remedy}")
-    channel = samples[: utterance.num_samples, utterance.channel]
-    if speed == 1.0:
-        return np.ascontiguousarray(channel)
-    perturbed = Speed(speed)(np.ascontiguousarray(channel)[None], utterance.sampling_rate)[0]
-    # The resampler rounds lengths up, the manifest to the nearest sample.
-    return perturbed[: perturb_num_samples(utterance.num_samples, speed)]
+    return samples[: utterance.num_samples]
 
 
 def _with_features(

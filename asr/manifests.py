@@ -5,7 +5,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
@@ -33,11 +33,19 @@ Examined = list[tuple[Utterance, Verdict]]
 class ManifestConfig:
     """What validation asks of every utterance.
 
+    Audio of another rate than ``sample_rate`` is rejected, or with ``resample`` converted when
+    features are extracted. Of audio with several channels the utterance is ``channel`` (from 0, or
+    ``mix`` for the mean of all) where the corpus does not say; null rejects it. An utterance that
+    ends up to ``overhang_seconds`` after its audio is cut there.
+
     ``max_rejected`` is the share of a split's utterances that may be rejected before the stage
     fails; ``jobs`` processes decode (None: one a core); ``text_version`` states the normaliser.
     """
 
     sample_rate: int = 16_000
+    resample: bool = False
+    channel: int | Literal["mix"] | None = None
+    overhang_seconds: float = 0.05
     min_seconds: float = 0.1
     max_seconds: float = 30.0
     max_rejected: float = 0.02
@@ -52,6 +60,8 @@ class ManifestConfig:
                 f"min_seconds={self.min_seconds:g}, max_seconds={self.max_seconds:g}; "
                 "0 < min_seconds < max_seconds must hold"
             )
+        if self.overhang_seconds < 0:
+            raise ValueError(f"overhang_seconds={self.overhang_seconds:g}; it cannot be negative")
         if not 0 <= self.max_rejected <= 1:
             raise ValueError(f"max_rejected={self.max_rejected:g}; it is a share, from 0 to 1")
         if self.jobs is not None and self.jobs < 1:
@@ -94,7 +104,7 @@ def build(directory: Path, corpus: Corpus, config: ManifestConfig) -> StageResul
     counts = {}
     for split in examined:
         accepted = [pair for pair in examined[split] if not pair[1].reason]
-        cuts = (_to_cut(*pair, corpus.name, config.sample_rate) for pair in accepted)
+        cuts = (_to_cut(*pair, corpus.name) for pair in accepted)
         write_cuts(directory / f"{split}.jsonl.gz", cuts)
         counts[split] = _count(accepted, rejected=len(examined[split]) - len(accepted))
         log.info("%s: %s", split, ", ".join(f"{n} {name}" for name, n in counts[split].items()))
@@ -122,15 +132,26 @@ def _examine(
     """Every split's utterances with their verdicts, by one pool of processes for all splits."""
     together = [utterance for split in utterances for utterance in utterances[split]]
     may_be_empty = [split in tests for split in utterances for _ in utterances[split]]
-    rules = Rules(config.sample_rate, config.min_seconds, config.max_seconds)
+    rules = Rules(
+        config.sample_rate,
+        config.min_seconds,
+        config.max_seconds,
+        config.resample,
+        config.channel,
+        config.overhang_seconds,
+    )
     # Starting processes takes longer than decoding a few utterances.
     jobs = min(config.jobs or cores(), max(1, len(together) // UTTERANCES_PER_JOB))
-    verdicts = examine_all(together, may_be_empty, rules, jobs)
-    progress = iter(
-        tqdm(verdicts, total=len(together), desc="validation", unit="utt", dynamic_ncols=True)
+    verdicts = tqdm(
+        examine_all(together, may_be_empty, rules, jobs),
+        total=len(together),
+        desc="validation",
+        unit="utt",
+        dynamic_ncols=True,
     )
+    ordered = (verdict for _, verdict in sorted(verdicts, key=lambda pair: pair[0]))
     return {
-        split: [(utterance, next(progress)) for utterance in utterances[split]]
+        split: [(utterance, next(ordered)) for utterance in utterances[split]]
         for split in utterances
     }
 
@@ -187,35 +208,42 @@ def _check_share(split: str, examined: Examined, max_rejected: float, listing: P
     )
 
 
-def _to_cut(utterance: Utterance, verdict: Verdict, corpus: str, sample_rate: int) -> "MonoCut":
-    """One utterance as one cut over one whole recording, with one supervision."""
+def _to_cut(utterance: Utterance, verdict: Verdict, corpus: str) -> "MonoCut":
+    """One utterance as one cut over its stretch of the recording, with one supervision."""
     # Lhotse imports torch, which takes seconds that a skipped stage need not.
     from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
-    duration = verdict.samples / sample_rate
+    heard = verdict.recording
+    assert heard is not None
+    whole = utterance.start == 0 and utterance.end is None
     recording = Recording(
-        id=utterance.id,
-        sources=[AudioSource(type="file", channels=[0], source=str(utterance.audio))],
-        sampling_rate=sample_rate,
-        num_samples=verdict.samples,
-        duration=duration,
+        id=utterance.id if whole else str(utterance.audio),
+        sources=[
+            AudioSource("file", channels=list(range(heard.channels)), source=str(utterance.audio))
+        ],
+        sampling_rate=heard.rate,
+        num_samples=heard.samples,
+        duration=heard.samples / heard.rate,
     )
+    duration = verdict.samples / heard.rate
+    channel = 0 if verdict.channel == "mix" else verdict.channel
     supervision = SupervisionSegment(
         id=utterance.id,
-        recording_id=utterance.id,
+        recording_id=recording.id,
         start=0.0,
         duration=duration,
+        channel=channel,
         text=verdict.text,
         speaker=utterance.speaker,
     )
     return MonoCut(
         id=utterance.id,
-        start=0.0,
+        start=verdict.first / heard.rate,
         duration=duration,
-        channel=0,
+        channel=channel,
         supervisions=[supervision],
         recording=recording,
-        custom={"corpus": corpus},
+        custom={"corpus": corpus} | ({"mix": True} if verdict.channel == "mix" else {}),
     )
 
 

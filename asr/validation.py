@@ -5,17 +5,16 @@ decoder. This module stays free of torch and Lhotse, since worker processes impo
 """
 
 import functools
-import io
-import os
-import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import soundfile
 
+from asr.containers import Fault, check_container
 from asr.corpora import Utterance
 from asr.errors import UserError
 from asr.processes import worker_pool
@@ -29,8 +28,11 @@ REASONS = {
     "empty-file": "the file has 0 bytes; copy it again",
     "not-audio": "not an audio file that libsndfile knows; copy it again or convert it to FLAC",
     "absurd-rate": "the header's sample rate cannot be true; convert the file anew",
-    "wrong-rate": "convert the corpus to the recipe's sample rate, e.g. sox IN -r 16000 OUT",
-    "channels": "choose a channel or mix to mono, e.g. sox IN OUT remix 1",
+    "shortened": "compressed by shorten; unpack it with NIST's sph2pipe -f wav IN OUT",
+    "wrong-rate": "set resample: true, or convert the corpus, e.g. sox IN -r 16000 OUT",
+    "channels": "choose one with channel: 0 (or 1, ...), or channel: mix for their mean",
+    "no-channel": "the file has no channel of that number; see channel, or the corpus' lists",
+    "past-end": "the corpus has the utterance end after its audio; see overhang_seconds",
     "truncated": "cut short, damaged inside, or a false header; copy it again or convert to FLAC",
     "no-samples": "a header without audio; copy it again",
     "not-finite": "samples that are NaN or infinite; convert the file anew",
@@ -42,197 +44,250 @@ REASONS = {
 }
 LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
 BLOCK = 1 << 18  # samples decoded at once, so that a header's claim never sizes a buffer
-# From here on a WAV header's number of bytes means "not known yet": 2^31 or 2^32, less a header.
-STREAMED = 0x7FFF_F000
-OGG_TAIL = 1 << 17  # more than an Ogg page's greatest length, 65,307 bytes
-OGG_LAST_PAGE = 0x04
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the recipe asks of an utterance: Hz, and seconds."""
+    """What the recipe asks of an utterance: Hz, and seconds. See ``ManifestConfig``."""
 
     sample_rate: int
     min_seconds: float
     max_seconds: float
+    resample: bool = False
+    channel: int | Literal["mix"] | None = None
+    overhang_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Verdict:
     """``reason`` is None for a fit utterance, else a key of ``REASONS``.
 
-    ``file`` is the audio file, or for a fault of the transcript its ``file:line``; ``seconds``
-    is None when the audio could not be measured.
+    A fit one is ``samples`` samples from ``first`` on, of channel ``channel`` (``mix``: the mean of
+    all) of ``recording``. ``file`` is the audio file, or for a fault of the transcript its
+    ``file:line``; ``seconds`` is None when the audio could not be measured.
     """
 
     text: str = ""
     samples: int = 0
+    first: int = 0
+    channel: int | Literal["mix"] = 0
+    recording: "Recording | None" = None
     reason: str | None = None
     detail: str = ""
     file: str = ""
     seconds: float | None = None
 
 
-class Fault(Exception):
-    """One utterance's first fault; ``seconds`` as in ``Verdict``."""
+@dataclass(frozen=True)
+class Recording:
+    """What an audio file decodes to: samples a channel, channels, Hz."""
 
-    def __init__(self, reason: str, detail: str, seconds: float | None = None) -> None:
-        super().__init__(reason, detail, seconds)
-        self.reason, self.detail, self.seconds = reason, detail, seconds
+    samples: int
+    channels: int
+    rate: int
+
+
+@dataclass
+class Stretch:
+    """A part of a recording, in samples (``last`` None: to its end), and its greatest magnitude."""
+
+    first: int
+    last: int | None
+    channel: int | Literal["mix"]
+    peak: float = 0.0
+
+    def see(self, block: np.ndarray, at: int) -> None:
+        """Take in the samples ``(n, channels)`` that begin at sample ``at`` of the recording."""
+        begin = max(0, self.first - at)
+        end = len(block) if self.last is None else min(len(block), self.last - at)
+        if begin < end:
+            part = block[begin:end]
+            part = part.mean(axis=1) if self.channel == "mix" else part[:, self.channel]
+            self.peak = float(np.maximum(self.peak, np.abs(part).max()))  # max() would lose a NaN
 
 
 def examine_all(
     utterances: Sequence[Utterance], may_be_empty: Sequence[bool], rules: Rules, jobs: int
-) -> Iterator[Verdict]:
-    """Verdicts in the order of the utterances, by ``jobs`` processes of one thread each.
+) -> Iterator[tuple[int, Verdict]]:
+    """The utterances' places in the list with their verdicts, by ``jobs`` processes of one thread.
 
-    ``may_be_empty`` says for each utterance whether its transcript may lack words, as it may in
-    a test set. The processes are started afresh, never forked from this one, whose threads
-    (torch's, say) would be lost. UserError if one of them dies.
+    Utterances of one audio file are examined together, since it is decoded once. ``may_be_empty``
+    says for each utterance whether its transcript may lack words, as it may in a test set. The
+    processes are started afresh, never forked from this one, whose threads (torch's, say) would be
+    lost. UserError if one of them dies.
     """
+    places: dict[Path, list[int]] = {}
+    for place, utterance in enumerate(utterances):
+        places.setdefault(utterance.audio, []).append(place)
+    tasks = [
+        [(utterances[place], may_be_empty[place]) for place in together]
+        for together in places.values()
+    ]
+    for together, verdicts in zip(places.values(), _examine(tasks, rules, jobs), strict=True):
+        yield from zip(together, verdicts, strict=True)
+
+
+Task = list[tuple[Utterance, bool]]
+
+
+def _examine(tasks: list[Task], rules: Rules, jobs: int) -> Iterator[list[Verdict]]:
     examine_one = functools.partial(examine, rules=rules)
     if jobs == 1:
-        yield from map(examine_one, utterances, may_be_empty)
+        yield from map(examine_one, tasks)
         return
     pool = worker_pool(jobs, preload=__name__)
     done = 0
     try:
-        for verdict in pool.map(examine_one, utterances, may_be_empty, chunksize=16):
-            yield verdict
+        for verdicts in pool.map(examine_one, tasks, chunksize=16):
+            yield verdicts
             done += 1
     except BrokenProcessPool:
         raise UserError(
-            f"a process that decodes audio died at {utterances[done].audio} or soon after "
+            f"a process that decodes audio died at {tasks[done][0][0].audio} or soon after "
             "(out of memory, or libsndfile crashed); jobs=1 stops at the very file"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def examine(utterance: Utterance, may_be_empty: bool, rules: Rules) -> Verdict:
-    """Decode the audio fully and normalise the transcript; the audio's faults come first."""
+def examine(task: Task, rules: Rules) -> list[Verdict]:
+    """Verdicts on the utterances of one audio file, with whether their texts may be empty.
+
+    The audio is decoded fully; its faults come before those of a transcript.
+    """
+    audio = task[0][0].audio
     try:
-        samples = measure(utterance.audio, rules)
+        recording, stretches = scan(audio, [utterance for utterance, _ in task], rules)
     except Fault as fault:
-        file = str(utterance.audio)
-        if fault.reason == "missing-audio":
-            file = utterance.source
-        return Verdict(reason=fault.reason, detail=fault.detail, file=file, seconds=fault.seconds)
-    seconds = samples / rules.sample_rate
-    try:
-        text = _usable_text(utterance.text, may_be_empty)
-    except Fault as fault:
-        return Verdict(
-            reason=fault.reason, detail=fault.detail, file=utterance.source, seconds=seconds
-        )
-    return Verdict(text=text, samples=samples, seconds=seconds)
+        return [
+            Verdict(
+                reason=fault.reason,
+                detail=fault.detail,
+                file=utterance.source if fault.reason == "missing-audio" else str(audio),
+                seconds=fault.seconds,
+            )
+            for utterance, _ in task
+        ]
+    return [
+        _judge(utterance, may_be_empty, recording, stretch, rules)
+        for (utterance, may_be_empty), stretch in zip(task, stretches, strict=True)
+    ]
 
 
-def measure(path: Path, rules: Rules) -> int:
-    """The number of samples that the file decodes to; raises Fault if it breaks a rule."""
-    _check_container(path)
+def scan(
+    path: Path, utterances: Sequence[Utterance], rules: Rules
+) -> tuple[Recording, list[Stretch]]:
+    """Decode a file; raises Fault for what makes all of its utterances unfit."""
+    check_container(path)
     try:
         audio = soundfile.SoundFile(path)
     except soundfile.LibsndfileError as error:
         raise Fault("not-audio", f"libsndfile says: {error.error_string.strip()}") from None
     with audio:
-        _check_format(audio, rules)
-        samples, peak = _decode(audio)
-    seconds = samples / rules.sample_rate
+        _check_rate(audio, rules)
+        stretches = [_stretch(utterance, audio, rules) for utterance in utterances]
+        samples = _decode(audio, stretches)
     if samples == 0:
         raise Fault("no-samples", "the header is followed by no samples", 0.0)
-    if not np.isfinite(peak):
-        raise Fault("not-finite", "a sample is NaN or infinite", seconds)
-    if peak == 0:
-        raise Fault("silent", f"all {samples} samples are zero", seconds)
-    if seconds < rules.min_seconds:
-        raise Fault("too-short", f"{seconds:.3f} s, less than {rules.min_seconds:g} s", seconds)
-    if seconds > rules.max_seconds:
-        raise Fault("too-long", f"{seconds:.3f} s, more than {rules.max_seconds:g} s", seconds)
-    return samples
+    return Recording(samples, audio.channels, audio.samplerate), stretches
 
 
-def _check_container(path: Path) -> None:
-    """What the file's bytes say before a decoder is asked, which is silent about these faults."""
-    try:
-        size = path.stat().st_size
-        if size == 0:
-            raise Fault("empty-file", "0 bytes", 0.0)
-        with open(path, "rb") as file:
-            start = file.read(12)
-            if start[:4] == b"RIFF" and start[8:] == b"WAVE":
-                _check_wav(file, size)
-            elif start[:4] == b"OggS":
-                _check_ogg(file, size)
-    except FileNotFoundError:
-        raise Fault("missing-audio", f"{path} does not exist") from None
-    except OSError as error:
-        raise Fault("unreadable", str(error)) from None
-
-
-def _check_wav(file: io.BufferedReader, size: int) -> None:
-    """Raise Fault if the data chunk claims more bytes than the file has.
-
-    libsndfile shortens such a file to what is there. A claim near 2^31 or 2^32 is what programs
-    write that stream and do not know the length: there the decoded length is the true one.
-    """
-    while len(header := file.read(8)) == 8:
-        name, claim = struct.unpack("<4sI", header)
-        if name == b"data":
-            there = size - file.tell()
-            if there < claim < STREAMED:
-                raise Fault("truncated", f"the header claims {claim} bytes, {there} are there")
-            return
-        file.seek(claim + claim % 2, os.SEEK_CUR)
-
-
-def _check_ogg(file: io.BufferedReader, size: int) -> None:
-    """Raise Fault if the stream's last page is not there, up to its last byte.
-
-    A decoder takes the last page it finds for the end, so that its lengths always agree.
-    """
-    file.seek(max(0, size - OGG_TAIL))
-    tail = file.read()
-    page = tail.rfind(b"OggS\0")
-    header = tail[page : page + 27]
-    if page < 0 or len(header) < 27 or not header[5] & OGG_LAST_PAGE:
-        raise Fault("truncated", "the page that ends an Ogg stream is missing")
-    segments = tail[page + 27 : page + 27 + header[26]]
-    if page + 27 + header[26] + sum(segments) > len(tail):
-        raise Fault("truncated", "the last Ogg page is cut short")
-
-
-def _check_format(audio: soundfile.SoundFile, rules: Rules) -> None:
+def _check_rate(audio: soundfile.SoundFile, rules: Rules) -> None:
     rate, seconds = audio.samplerate, audio.frames / audio.samplerate
     if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise Fault("absurd-rate", f"the header says {rate} Hz")
-    if rate != rules.sample_rate:
+    if rate != rules.sample_rate and not rules.resample:
         raise Fault("wrong-rate", f"{rate} Hz, the recipe's is {rules.sample_rate} Hz", seconds)
-    if audio.channels != 1:
-        raise Fault("channels", f"{audio.channels} channels", seconds)
 
 
-def _decode(audio: soundfile.SoundFile) -> tuple[int, float]:
-    """The number of samples, and the greatest absolute sample: NaN or infinite if one is."""
-    samples, peak = 0, 0.0
-    block = np.empty(min(BLOCK, audio.frames), dtype=np.float32)
+def _stretch(utterance: Utterance, audio: soundfile.SoundFile, rules: Rules) -> Stretch:
+    """In samples, since sums of float seconds lose or gain one."""
+    first = round(utterance.start * audio.samplerate)
+    last = None if utterance.end is None else round(utterance.end * audio.samplerate)
+    channel = utterance.channel if utterance.channel is not None else rules.channel
+    if channel is None:
+        channel = 0
+        if audio.channels != 1:
+            seconds = audio.frames / audio.samplerate
+            raise Fault("channels", f"{audio.channels} channels", seconds)
+    if channel != "mix" and not 0 <= channel < audio.channels:
+        raise Fault("no-channel", f"channel {channel} of {audio.channels}, counted from 0")
+    return Stretch(first, last, channel)
+
+
+def _decode(audio: soundfile.SoundFile, stretches: list[Stretch]) -> int:
+    """The number of samples a channel; every stretch has seen its part."""
+    samples, failure = 0, None
+    block = np.empty((min(BLOCK // audio.channels, audio.frames), audio.channels), dtype=np.float32)
     try:
         while len(decoded := audio.read(out=block)):
+            for stretch in stretches:
+                stretch.see(decoded, samples)
             samples += len(decoded)
-            peak = float(np.maximum(peak, np.abs(decoded).max()))  # max() would lose a NaN
     except soundfile.LibsndfileError as error:
+        failure = error.error_string.strip()
+    if failure is not None:
         raise Fault(
             "truncated",
-            f"decoding stops after {samples} of {audio.frames} samples or soon after: "
-            f"{error.error_string.strip()}",
-        ) from None
+            f"decoding stops after {samples} of {audio.frames} samples or soon after: {failure}",
+        )
     if samples != audio.frames:
         raise Fault(
             "truncated",
             f"the header claims {audio.frames} samples, {samples} were decoded",
             samples / audio.samplerate,
         )
-    return samples, peak
+    return samples
+
+
+def _judge(
+    utterance: Utterance,
+    may_be_empty: bool,
+    recording: Recording,
+    stretch: Stretch,
+    rules: Rules,
+) -> Verdict:
+    samples, file = 0, str(utterance.audio)
+    try:
+        samples = _samples_of(utterance, recording, stretch, rules)
+        _check_samples(samples, samples / recording.rate, stretch.peak, rules)
+        file = utterance.source
+        text = _usable_text(utterance.text, may_be_empty)
+    except Fault as fault:
+        seconds = samples / recording.rate
+        return Verdict(reason=fault.reason, detail=fault.detail, file=file, seconds=seconds)
+    return Verdict(
+        text=text,
+        samples=samples,
+        first=stretch.first,
+        channel=stretch.channel,
+        recording=recording,
+        seconds=samples / recording.rate,
+    )
+
+
+def _samples_of(utterance: Utterance, recording: Recording, stretch: Stretch, rules: Rules) -> int:
+    """What there is of the utterance; an end that is a little too late is drawn in."""
+    first, last = stretch.first, recording.samples if stretch.last is None else stretch.last
+    beyond = (last - recording.samples) / recording.rate
+    if first >= recording.samples or beyond > rules.overhang_seconds:
+        raise Fault(
+            "past-end",
+            f"from {utterance.start:g} s to {last / recording.rate:g} s, in audio of "
+            f"{recording.samples / recording.rate:g} s",
+        )
+    return max(0, min(last, recording.samples) - first)
+
+
+def _check_samples(samples: int, seconds: float, peak: float, rules: Rules) -> None:
+    if not np.isfinite(peak):
+        raise Fault("not-finite", "a sample is NaN or infinite")
+    if samples and peak == 0:
+        raise Fault("silent", f"all {samples} samples are zero")
+    if seconds < rules.min_seconds:
+        raise Fault("too-short", f"{seconds:.3f} s, less than {rules.min_seconds:g} s")
+    if seconds > rules.max_seconds:
+        raise Fault("too-long", f"{seconds:.3f} s, more than {rules.max_seconds:g} s")
 
 
 def _usable_text(text: str | None, may_be_empty: bool) -> str:

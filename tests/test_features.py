@@ -16,6 +16,7 @@ import soundfile
 import torch
 import torchaudio
 from lhotse.features.base import FeatureExtractor
+from lhotse.utils import perturb_num_samples
 from speech_helpers import (
     RATE,
     RECIPE,
@@ -39,7 +40,7 @@ from asr.feature_storage import (
     load_cuts,
     read_features,
 )
-from asr.features import STD_FLOOR, FeaturesConfig, Moments, Task
+from asr.features import STD_FLOOR, FeaturesConfig, Moments
 
 LOG_EPSILON = math.log(torch.finfo(torch.float32).eps)
 
@@ -306,7 +307,7 @@ def test_audio_changed_since_stage_1_is_named(tmp_path, change):
     cut.recording.sources[0].source = str(tmp_path / "audio" / "u1.flac")
     change(tmp_path / "audio" / "u1.flac")
     with pytest.raises(UserError, match=r"utterance u1: .*u1\.flac .*rerun the manifests stage"):
-        features.read_audio(features._utterance(cut))
+        features.read_audio(features._utterance(cut), 16000)
 
 
 def test_stage_fails_by_name_without_leaving_output(tmp_path):
@@ -318,14 +319,33 @@ def test_stage_fails_by_name_without_leaving_output(tmp_path):
     assert left == ["stage.started.json", "statistics.json", "train.f32", "train.jsonl.gz"]
 
 
-def test_audio_at_another_rate_than_the_features_is_named(tmp_path):
-    soundfile.write(tmp_path / "slow.flac", speech_like(1), 8000)
-    cut = make_cut("u1", RATE, "x", str(tmp_path / "slow.flac"))
-    cut.recording.sampling_rate, cut.duration = 8000, 2.0
-    (tmp_path / "out.f32").touch()
-    task = Task([features._utterance(cut)], 1.0, LogMelFbankConfig(), tmp_path / "out.f32", 0)
-    with pytest.raises(UserError, match=r"u1 .*slow\.flac.*8000 Hz.*16000 Hz"):
-        features._run(task)
+def test_audio_of_another_rate_is_resampled(tmp_path):
+    """Below the lower Nyquist frequency the features are those of the recording itself."""
+    wide = audio(speech_like(2))
+    soundfile.write(tmp_path / "wide.wav", wide, RATE, subtype="FLOAT")
+    narrow = torchaudio.functional.resample(torch.from_numpy(wide), RATE, 8000).numpy()
+    soundfile.write(tmp_path / "narrow.wav", narrow, 8000, subtype="FLOAT")
+    found = []
+    for name, rate in (("wide", RATE), ("narrow", 8000)):
+        cut = make_cut(name, 2 * RATE, "x", str(tmp_path / f"{name}.wav"))
+        cut.recording.sampling_rate, cut.recording.num_samples = rate, 2 * rate
+        utterance = features._utterance(cut)
+        assert utterance.num_samples == 2 * rate
+        assert utterance.samples_at(RATE, 0.9) == perturb_num_samples(2 * RATE, 0.9)
+        samples = features.read_audio(utterance, RATE)
+        assert len(samples) == utterance.samples_at(RATE, 1.0)
+        found.append(LogMelFbank().extract(samples, RATE))
+    low = slice(0, 40)  # up to about 3 kHz
+    assert np.abs(found[0][2:-2, low] - found[1][2:-2, low]).mean() < 0.1
+
+
+def test_the_mean_of_all_channels(tmp_path):
+    both = np.stack([speech_like(1, seed=1), speech_like(1, seed=2)], axis=1)
+    soundfile.write(tmp_path / "two.flac", both, RATE)
+    cut = make_cut("u", len(both), "x", str(tmp_path / "two.flac"))
+    cut.recording.sources[0].channels, cut.custom = [0, 1], {"mix": True}
+    samples = features.read_audio(features._utterance(cut), RATE)
+    np.testing.assert_allclose(samples, (audio(both[:, 0]) + audio(both[:, 1])) / 2, atol=1e-6)
 
 
 def test_full_disk_is_a_clear_error(tmp_path):
@@ -352,7 +372,7 @@ def test_segments_and_channels_of_a_recording(tmp_path):
     cut = make_cut("u", len(both), "x", str(tmp_path / "two.flac"))
     cut.recording.sources[0].channels = [0, 1]
     cut.channel, cut.start, cut.duration = 1, 0.5, 1.0
-    samples = features.read_audio(features._utterance(cut))
+    samples = features.read_audio(features._utterance(cut), 16000)
     np.testing.assert_array_equal(samples, audio(both[8000:24000, 1]))
 
 

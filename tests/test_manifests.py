@@ -12,7 +12,8 @@ from asr.__main__ import main
 from asr.corpora import CorpusConfig, Splits, Utterance
 from asr.errors import UserError
 from asr.manifests import ManifestConfig
-from asr.validation import REASONS, Rules, examine, examine_all, measure
+from asr.validation import REASONS, Rules, examine_all
+from asr.validation import examine as examine_together
 
 RULES = Rules(sample_rate=16000, min_seconds=0.1, max_seconds=30.0)
 CONTAINERS = {
@@ -37,6 +38,17 @@ def write(path, samples=None, rate=16000, **options):
 
 def utterance(audio, text="some words"):
     return Utterance(id="u", audio=audio, text=text, speaker="1", source="t.trans.txt:7")
+
+
+def examine(one, may_be_empty, rules):
+    (verdict,) = examine_together([(one, may_be_empty)], rules)
+    return verdict
+
+
+def measure(path, rules):
+    verdict = examine(utterance(path), False, rules)
+    assert verdict.reason is None
+    return verdict.samples
 
 
 class Tree:
@@ -217,7 +229,8 @@ def test_processes_give_the_same_verdicts_in_order(tmp_path):
     alone = list(examine_all(utterances, may_be_empty, RULES, jobs=1))
     together = list(examine_all(utterances, may_be_empty, RULES, jobs=2))
     assert alone == together
-    assert {verdict.reason for verdict in alone} == {None, "empty-text"}
+    assert {verdict.reason for _, verdict in alone} == {None, "empty-text"}
+    assert sorted(place for place, _ in alone) == list(range(40))
 
 
 class DeadlyPath:

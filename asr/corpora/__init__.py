@@ -23,7 +23,9 @@ from asr.stages import StageResult, Workspace, run_stage
 STAGE = "corpus"
 LISTING = "files.tsv"
 CONTENTS = "contents.sha256"
-AUDIO_SUFFIXES = frozenset({".flac", ".wav", ".ogg", ".opus", ".mp3"})
+AUDIO_SUFFIXES = frozenset(
+    {".flac", ".wav", ".ogg", ".opus", ".mp3", ".sph", ".aiff", ".aif", ".au"}
+)
 
 log = logging.getLogger("asr")
 
@@ -33,7 +35,9 @@ class Utterance:
     """One utterance as the corpus claims it to be; nothing about it has been checked.
 
     ``audio`` is where the audio stands or ought to stand; ``text`` is the transcript as written,
-    or None if there is none; ``source`` is the place of the transcript, ``file:line``.
+    or None if there is none; ``source`` is the place of the transcript, ``file:line``. ``start``
+    and ``end`` are seconds into the audio (None: its end), ``channel`` counts from 0 (None: what
+    the recipe says).
     """
 
     id: str
@@ -41,6 +45,9 @@ class Utterance:
     text: str | None
     speaker: str
     source: str
+    start: float = 0.0
+    end: float | None = None
+    channel: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
