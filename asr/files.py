@@ -59,7 +59,7 @@ def read_json(path: Path) -> Any:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read one JSON object a line; UserError names the file, and the line that is not JSON."""
     rows = []
-    lines = _read_lines(path, missing="no such file; run the stage that writes it")
+    lines = read_lines(path, missing="no such file; run the stage that writes it")
     for number, line in enumerate(lines, start=1):
         if line:
             try:
@@ -69,10 +69,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_lines(path: Path, missing: str) -> list[str]:
-    """Lines split at \\n alone, as they were written; the last is empty if the file ends in one."""
+def read_lines(path: Path, missing: str = "no such file") -> list[str]:
+    """Lines split at \\n alone, as they were written; the last is empty if the file ends in one.
+
+    A byte-order mark is no part of the first. UserError for a file that is missing or not UTF-8.
+    """
     try:
-        return path.read_text(encoding="utf-8").split("\n")
+        return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise UserError(f"{path}: {missing}") from None
     except UnicodeDecodeError as error:
@@ -96,7 +99,7 @@ def read_id_text(path: Path) -> dict[str, str]:
 
     Raises UserError for a missing file, an empty line or an id that occurs twice.
     """
-    lines = _read_lines(path, missing="no such file")
+    lines = read_lines(path)
     if lines[-1] == "":
         lines.pop()
     texts: dict[str, str] = {}

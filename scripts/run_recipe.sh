@@ -16,6 +16,8 @@ Runs the stages of a recipe, each of which is skipped when it was done before:
 
 declare_option recipe text "" "the recipe's folder, with conf/*.yaml"
 declare_option dir text "" "where all outputs go; exp/<recipe> in the repository unless given"
+declare_option corpus-dir text "" "where the corpus lies, for a recipe that would download it"
+declare_option mirror text "" "a folder with the archives that the recipe would download"
 declare_option baseline text bmuf "system trained in stage 4, by its conf/systems/*.yaml"
 declare_option two-tier text two_tier "system trained in stage 5"
 declare_option reference text single "system trained in stage 6"
@@ -101,7 +103,11 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}"
 export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" NUMEXPR_NUM_THREADS="${NUMEXPR_NUM_THREADS:-1}"
 
-run_stage 0 "make the corpus" corpus
+given=("${overrides[@]}")
+[[ -z $corpus_dir ]] || overrides+=("corpus_dir=$corpus_dir")
+[[ -z $mirror ]] || overrides+=("mirror=$mirror")
+run_stage 0 "get or make the corpus" corpus
+overrides=("${given[@]}")
 run_stage 1 "list and validate the utterances" manifests
 run_stage 2 "extract the features" features
 run_stage 3 "train the token model" tokens

@@ -40,7 +40,7 @@ from asr.feature_storage import (
     load_cuts,
     read_features,
 )
-from asr.features import STD_FLOOR, FeaturesConfig, Moments
+from asr.features import STD_FLOOR, FeaturesConfig, Moments, Task
 
 LOG_EPSILON = math.log(torch.finfo(torch.float32).eps)
 

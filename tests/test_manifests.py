@@ -272,7 +272,7 @@ def test_a_sound_corpus_becomes_cuts(tree):
     assert tree.marker("manifests")["counts"]["splits"]["train"] == counts
     corpus = tree.marker("corpus")["counts"]
     assert corpus["splits"] == {"train": "train", "dev": "dev", "tests": ["test"]}
-    assert corpus["utterances"] == {"train": 4, "dev": 4, "test": 4}
+    assert corpus["audio_files"] == {"train": 4, "dev": 4, "test": 4}
     assert corpus["root"] == str(tree.corpus.resolve())
 
 

@@ -1,19 +1,21 @@
-"""Stage 0: the corpus, made on the spot or found in a folder, and the listing of its files.
+"""Stage 0: the corpus, made on the spot, downloaded or found, and the listing of its files.
 
-An adapter (``asr.corpora.librispeech``) turns a corpus' layout into utterances. Everything after
-stage 0 sees utterances only, and does not know where a corpus came from.
+An adapter, a module of this package named for the corpus' layout, turns it into utterances and
+lists its files. Everything after stage 0 sees utterances only, and does not know where a corpus
+came from.
 """
 
 import dataclasses
+import importlib
 import logging
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from asr.config import to_dict
+from asr.corpora.archives import Archive, obtain, unpack
 from asr.corpora.synthetic import SPLITS as SYNTHETIC_SPLITS
 from asr.corpora.synthetic import SyntheticConfig, make_corpus
 from asr.errors import UserError
@@ -23,6 +25,8 @@ from asr.stages import StageResult, Workspace, run_stage
 STAGE = "corpus"
 LISTING = "files.tsv"
 CONTENTS = "contents.sha256"
+UNPACKED = "unpacked"
+DOWNLOADS = "downloads"  # beside the stages: what a stage owns may be emptied
 AUDIO_SUFFIXES = frozenset(
     {".flac", ".wav", ".ogg", ".opus", ".mp3", ".sph", ".aiff", ".aif", ".au"}
 )
@@ -75,11 +79,18 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-    """Which corpus a recipe uses: one made here, or one that lies in ``corpus_dir``."""
+    """Which corpus a recipe uses, and in which layout (``source``).
 
-    source: Literal["synthetic", "librispeech"] = "synthetic"
+    It lies in ``corpus_dir``; or in the folder ``root`` of ``archives``, which are taken from the
+    folder ``mirror``, else downloaded to ``downloads`` beside the stages' folders; or made here.
+    """
+
+    source: Literal["synthetic", "librispeech", "an4", "data_dir"] = "synthetic"
     name: str = "mini"
     corpus_dir: str | None = None
+    archives: list[Archive] = dataclasses.field(default_factory=list)
+    mirror: str | None = None
+    root: str = "."
     splits: Splits = dataclasses.field(default_factory=Splits)
     synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
 
@@ -95,8 +106,12 @@ class CorpusConfig:
                 f"splits: {min(unknown)!r} is not in the synthetic corpus, which has "
                 f"{', '.join(SYNTHETIC_SPLITS)}"
             )
-        if self.source != "synthetic" and self.corpus_dir is None:
+        if self.source != "synthetic" and self.corpus_dir is None and not self.archives:
             raise ValueError(f"source={self.source} needs corpus_dir=<folder of the corpus>")
+        if self.mirror is not None and not self.archives:
+            raise ValueError(
+                f"mirror={self.mirror!r}, but the recipe names no archives to take there"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +119,7 @@ class Corpus:
     """A corpus on disk; ``splits`` is ``{"train": ..., "dev": ..., "tests": [...]}``."""
 
     name: str
+    source: str
     root: Path
     splits: dict[str, Any]
 
@@ -113,38 +129,66 @@ class Corpus:
 
     def utterances(self, split: str) -> Iterator[Utterance]:
         """The split's utterances, sorted bytewise by id; UserError if its layout is not right."""
-        from asr.corpora import librispeech  # it needs Utterance, so it can't come first
+        return _adapter(self.source).utterances(self.root, split)
 
-        # A synthetic corpus is written in LibriSpeech's layout, as if it came from outside.
-        return librispeech.utterances(self.root, split)
+
+class Adapter(Protocol):
+    """What a module of this package does for one corpus' layout."""
+
+    def utterances(self, root: Path, split: str) -> Iterator[Utterance]:
+        """The split's utterances, sorted bytewise by id."""
+
+    def files(self, root: Path, split: str) -> list[str]:
+        """Paths of the files that the split is made of, relative to ``root`` if they lie in it."""
+
+
+def _adapter(source: str) -> Adapter:
+    # A synthetic corpus is written in LibriSpeech's layout, as if it came from outside.
+    layout = "librispeech" if source == "synthetic" else source
+    return importlib.import_module(f"asr.corpora.{layout}")
 
 
 def open_corpus(workspace: Workspace) -> Corpus:
     """The corpus that stage 0 made or found; UserError if stage 0 has not run."""
     marker = workspace.require(STAGE)
     counts, parameters = marker["counts"], marker["parameters"]
-    synthetic = parameters["source"] == "synthetic"
-    # A synthetic corpus lies in its workspace; the root in the marker is where it was made.
-    root = workspace.directory(STAGE).resolve() if synthetic else Path(counts["root"])
-    return Corpus(name=parameters["name"], root=root, splits=counts["splits"])
+    # A corpus that was made or unpacked lies in its workspace, wherever that was moved since.
+    root = Path(counts["root"])
+    if parameters["corpus_dir"] is None:
+        root = (workspace.directory(STAGE) / root).resolve()
+    return Corpus(parameters["name"], parameters["source"], root, counts["splits"])
 
 
 def run(workspace: Workspace) -> None:
-    """Make the corpus or find it, and list its files, so that a change to one is noticed."""
+    """Make the corpus or get it, and list its files, so that a change to one is noticed."""
     config = workspace.config(CorpusConfig, "corpus")
-    root = workspace.directory(STAGE) if config.corpus_dir is None else Path(config.corpus_dir)
-    root = root.expanduser().resolve()
+    place = _place(config)
+    root = (workspace.directory(STAGE) / place).expanduser().resolve()
 
     def build(directory: Path) -> StageResult:
-        made = make_corpus(directory, config.synthetic) if config.source == "synthetic" else None
-        return _list(directory, root, config, workspace.verify, made)
+        made = None
+        if config.source == "synthetic":
+            made = make_corpus(directory, config.synthetic)
+        elif config.corpus_dir is None and not (directory / UNPACKED).exists():
+            mirror = None if config.mirror is None else Path(config.mirror).expanduser()
+            unpack(
+                obtain(config.archives, mirror, workspace.root / DOWNLOADS), directory / UNPACKED
+            )
+        return _list(directory, root, place, config, workspace.verify, made)
 
     def fresh(directory: Path) -> bool:
-        return _is_unchanged(directory, root, config.splits, workspace.verify)
+        return _is_unchanged(directory, root, config, workspace.verify)
 
-    # How many processes make the corpus does not change it, so that a marker leaves it out.
-    request = replace(config, synthetic=replace(config.synthetic, jobs=None))
+    # Neither how many processes make the corpus nor where its archives lie changes it.
+    request = replace(config, synthetic=replace(config.synthetic, jobs=None), mirror=None)
     run_stage(workspace, STAGE, request, inputs=[], build=build, fresh=fresh)
+
+
+def _place(config: CorpusConfig) -> str:
+    """Where the corpus lies: absolute, or from the stage's folder on."""
+    if config.corpus_dir is not None:
+        return str(Path(config.corpus_dir).expanduser().resolve())
+    return "." if config.source == "synthetic" else str(Path(UNPACKED, config.root))
 
 
 def split_folder(root: Path, split: str) -> Path:
@@ -162,43 +206,47 @@ def split_folder(root: Path, split: str) -> Path:
 
 
 def _list(
-    directory: Path, root: Path, config: CorpusConfig, verify: bool, made: dict[str, Any] | None
+    directory: Path,
+    root: Path,
+    place: str,
+    config: CorpusConfig,
+    verify: bool,
+    made: dict[str, Any] | None,
 ) -> StageResult:
-    files = _corpus_files(root, config.splits)
+    by_split = _files_by_split(root, config)
+    files = _all(by_split)
     write_text(directory / LISTING, _describe(root, files))
     if verify:
         write_text(directory / CONTENTS, _digests(root, files))
-    audio = [name for name in files if Path(name).suffix.lower() in AUDIO_SUFFIXES]
     counts: dict[str, Any] = {
         "splits": to_dict(config.splits),
-        "root": str(root),
-        "utterances": {
-            split: sum(name.startswith(split + "/") for name in audio)
-            for split in config.splits.names()
+        "root": place,
+        "audio_files": {
+            split: sum(Path(name).suffix.lower() in AUDIO_SUFFIXES for name in names)
+            for split, names in by_split.items()
         },
         "bytes": sum((root / name).stat().st_size for name in files),
     }
-    for split, utterances in counts["utterances"].items():
-        log.info("corpus %s: %s: %d audio files", config.name, split, utterances)
+    for split, number in counts["audio_files"].items():
+        log.info("corpus %s: %s: %d audio files", config.name, split, number)
     if made is not None:
         counts["synthetic"] = made
     return StageResult(counts=counts, outputs=[directory / LISTING])
 
 
-def _corpus_files(root: Path, splits: Splits) -> list[str]:
-    """Paths of all files of the splits, relative to ``root``, sorted bytewise.
-
-    Hidden files are passed over: editors, file managers and killed writers leave them.
-    """
-    files = []
-    for split in splits.names():
-        for folder, _, names in os.walk(split_folder(root, split), followlinks=True):
-            inside = Path(folder).relative_to(root).as_posix()
-            files += [f"{inside}/{name}" for name in names if not name.startswith(".")]
-    for name in files:
+def _files_by_split(root: Path, config: CorpusConfig) -> dict[str, list[str]]:
+    adapter = _adapter(config.source)
+    found = {split: adapter.files(root, split) for split in config.splits.names()}
+    for name in _all(found):
         if not name.isprintable():  # so are tabs, line ends, and bytes that are not UTF-8
             raise UserError(f"{root}: the file name {name!r} is not printable UTF-8; rename it")
-    return sorted(files, key=str.encode)
+    return found
+
+
+def _all(by_split: dict[str, list[str]]) -> list[str]:
+    """The files of all splits, each once, sorted bytewise."""
+    names = {name for names in by_split.values() for name in names}
+    return sorted(names, key=lambda name: name.encode(errors="surrogateescape"))
 
 
 def _describe(root: Path, files: list[str]) -> str:
@@ -218,11 +266,12 @@ def _digests(root: Path, files: list[str]) -> str:
     return "".join(f"{sha256(root / name)}  {name}\n" for name in files)
 
 
-def _is_unchanged(directory: Path, root: Path, splits: Splits, verify: bool) -> bool:
-    if not root.is_dir() or not all((root / split).is_dir() for split in splits.names()):
-        log.warning("corpus %s: a split's folder is gone", root)
+def _is_unchanged(directory: Path, root: Path, config: CorpusConfig, verify: bool) -> bool:
+    try:
+        files = _all(_files_by_split(root, config))
+    except UserError as error:
+        log.warning("corpus %s: %s", root, error)
         return False
-    files = _corpus_files(root, splits)
     return _is_same(directory / LISTING, _describe(root, files)) and (
         not verify or _has_same_contents(directory / CONTENTS, root, files)
     )

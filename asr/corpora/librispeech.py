@@ -12,6 +12,18 @@ from asr.corpora import AUDIO_SUFFIXES, Utterance, split_folder
 from asr.errors import UserError
 
 
+def files(root: Path, split: str) -> list[str]:
+    """Paths of all files in the split's folder, relative to ``root``.
+
+    Hidden files are passed over: editors, file managers and killed writers leave them.
+    """
+    found = []
+    for folder, _, names in os.walk(split_folder(root, split), followlinks=True):
+        inside = Path(folder).relative_to(root).as_posix()
+        found += [f"{inside}/{name}" for name in names if not name.startswith(".")]
+    return found
+
+
 def utterances(root: Path, split: str) -> Iterator[Utterance]:
     """The split's utterances, sorted bytewise by id.
 
