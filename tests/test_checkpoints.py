@@ -62,6 +62,34 @@ def test_stop_and_resume_is_bitwise(tmp_path, tiers, stop_at):
             assert torch.equal(ours, theirs)
 
 
+def tell_what_is_wrong(root):
+    """The errors of saving and loading what cannot be, one after the other."""
+    trainer = make_trainer(1, GTC_TEST, BMUF(4))
+    told = []
+    for shared in ({"f": {"of": trainer.optimizer}}, {"list": [1, lambda: 0]}):
+        with pytest.raises(ValueError) as caught:
+            save_checkpoint(str(root), trainer, shared, {})
+        told.append(str(caught.value))
+    path = str(save_checkpoint(str(root), trainer, {"step": (1, None, {"a": 2.0})}, {}))
+    for model in (nn.Linear(8, 3), nn.Sequential(nn.Linear(8, 17))):
+        with pytest.raises(ValueError) as caught:
+            load_checkpoint(path, hand_trainer(model, 1, GTC_TEST, BMUF(4)))
+        told.append(str(caught.value))
+    with pytest.raises(FileNotFoundError) as caught:
+        load_checkpoint(str(root), trainer)
+    return [*told, str(caught.value), load_checkpoint(path, trainer)[0]]
+
+
+def test_what_cannot_be_saved_or_loaded_is_named(tmp_path):
+    (told,) = run_ranks(1, tell_what_is_wrong, tmp_path, tmp_path / "checkpoints")
+    assert "shared['f']['of'] is a SGD: save plain values" in told[0]
+    assert "shared['list'][1] is a function" in told[1]
+    assert "parameter 'weight' is not in the state" in told[2]
+    assert "parameter '0.weight' has shape (16, 8) in the state, (17, 8) in the model" in told[3]
+    assert "list_checkpoints(root)[-1]" in told[4]
+    assert told[5] == {"step": (1, None, {"a": 2.0})}
+
+
 def keep_beside_another_model(root):
     """Saved with brackets in a name; loaded by another world in which a layer is frozen."""
     model = nn.ParameterDict({"a[0:3]": nn.Parameter(torch.zeros(5)), "b": torch.zeros(4)})

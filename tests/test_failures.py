@@ -157,7 +157,11 @@ def disagree(what):
 
 
 @pytest.mark.parametrize(
-    ("what", "values"), [("model", ["(4, 4)", "(5, 4)"]), ("settings", ["steps=10", "steps=20"])]
+    ("what", "values"),
+    [
+        ("model", ["shapes: ", "(4, 4)", "(5, 4)"]),
+        ("settings", ["outer: BMUF", "steps=10", "steps=20"]),
+    ],
 )
 def test_ranks_that_disagree_are_told_with_both_values(tmp_path, what, values):
     for result in run_ranks(2, disagree, tmp_path, what):

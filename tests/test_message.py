@@ -80,5 +80,5 @@ def test_a_rank_at_odds_is_named_with_both_values(other, field):
 def test_a_message_of_another_kind_is_refused():
     other = pack()
     other[0] = 0
-    with pytest.raises(ExchangeError, match="message format"):
+    with pytest.raises(ExchangeError, match="rank 11 sent to rank 10 is no message"):
         unpack(pack(), other)

@@ -121,14 +121,14 @@ def test_what_a_partner_has_found_is_passed_on_also_if_it_takes_its_time(store, 
     begin = time.monotonic()
     store.set("tiered_dist/gave_up/0", "")
     found = Postmortem(1, elsewhere, store).find([0, 1])
-    assert found in (f"after rank 0 gave up: {silent}", "all of these ranks are alive")
+    assert found == f"after rank 0 gave up: {silent}"
     assert time.monotonic() - begin < 4
-    time.sleep(1)
     assert Postmortem(3, elsewhere, store).find([0, 3]) == f"after rank 0 gave up: {silent}"
 
 
 def test_nobody_is_blamed_where_all_are_alive(store, child):
-    assert Postmortem(0, places(child[0]), store).find([0]) == "all of these ranks are alive"
+    found = Postmortem(0, places(child[0]), store).find([0])
+    assert found.startswith("all of these ranks are alive")
 
 
 class Gone:

@@ -1,5 +1,6 @@
 """Cutting the world into subgroups, and the groups that follow from it."""
 
+import os
 import socket
 
 import pytest
@@ -37,6 +38,23 @@ def test_uneven_subgroups_have_as_many_shards_as_the_smallest_one(tmp_path):
 def test_subgroups_that_do_not_cover_the_world_once_are_refused(subgroups):
     with pytest.raises(ValueError, match="subgroups"):
         Topology.build(subgroups)
+
+
+def asks_for_its_own():
+    Topology.build(1 if os.environ["RANK"] == "0" else 2)
+
+
+def test_ranks_that_ask_for_other_subgroups_are_told_at_once(tmp_path):
+    for result in run_ranks(2, asks_for_its_own, tmp_path):
+        assert "subgroups=1, ranks_per_host=None" in str(result)
+        assert "subgroups=2, ranks_per_host=None" in str(result)
+
+
+def test_a_launched_process_that_has_not_joined_the_world_is_told(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match=r"call tiered_dist.init_process_group\(\) before"):
+        Topology.build(1)
 
 
 def test_without_a_process_group_the_world_is_this_process():

@@ -484,6 +484,54 @@ def test_batches_end_at_once_in_a_world_of_one():
     assert seen == [1, None, 2]
 
 
+def test_habits_of_other_trainers_are_noticed(caplog):
+    model = make_model()
+    trainer = make_trainer(model, Dense())
+    backward(model, 0)
+    trainer.optimizer.step()
+    with pytest.raises(RuntimeError, match=r"optimizer.step\(\) was called outside"):
+        trainer.step(samples=5)
+    trainer = make_trainer(model, Dense())
+    backward(model, 0)
+    trainer.optimizer.zero_grad()
+    for _ in range(2):
+        trainer.step(samples=5)
+    assert caplog.text.count("step 0 has samples but no gradient") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inner": "gtc"}, r"inner='gtc': Dense\(\), GTC"),
+        ({"inner": GTC}, r"inner=<class .*: Dense\(\), GTC"),
+        ({"inner": BMUF(4)}, r"inner=BMUF\(.*: Dense\(\), GTC"),
+        ({"outer": GTC()}, r"outer=GTC\(.*: BMUF"),
+        ({"clip": "1.0"}, r"clip='1.0': must be a positive number"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS"),
+    ],
+)
+def test_what_would_fail_in_the_first_step_is_refused(settings, message):
+    model = make_model()
+    optimizer = settings.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=0.1)
+    arguments = {"inner": Dense(), **settings}
+    with pytest.raises((TypeError, ValueError), match=message):
+        TieredTrainer(model, optimizer, Topology.build(1), **arguments)
+    with pytest.raises(TypeError, match=r"threshold=0.01: TargetDensity\(density\) or"):
+        GTC(0.01)
+
+
+def test_messages_that_stay_full_are_told_once(caplog):
+    model = nn.Linear(100, 100, bias=False)
+    trainer = make_trainer(model, GTC(TargetDensity(0.05, 0.05), max_quanta=4), momentum=0.0)
+    trainer._inner._dense_is_smaller = lambda: False
+    for step in range(60):
+        torch.manual_seed(step)
+        model.weight.grad = torch.randn(100, 100) * 1.3**step
+        report = trainer.step(samples=1)
+    assert report.overflow > 0
+    assert caplog.text.count("GTC's messages have been full for 20 steps") == 1
+
+
 def test_settings_that_do_not_fit_are_refused():
     model = make_model()
     partial = torch.optim.SGD(model[0].parameters(), lr=0.1)

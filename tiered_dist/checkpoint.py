@@ -21,7 +21,7 @@ _NEW_RANK: dict[str, Any] = {"inner": {}, "buffers": {}, "caller": None}
 
 
 def save_checkpoint(
-    root: Path,
+    root: Path | str,
     trainer: TieredTrainer,
     shared: dict[str, Any],
     rank: dict[str, Any],
@@ -30,9 +30,12 @@ def save_checkpoint(
     """Write the trainer's state and the caller's own; a collective of all ranks.
 
     ``shared`` and ``rank`` are the caller's plain values (data position, random states). The
-    directory gets its name when all parts are on disk; the newest ``keep`` are kept.
+    directory gets its name when all parts are on disk; the newest ``keep`` are kept. ValueError
+    names a value that is not plain, and could not be loaded.
     """
-    topology, state = trainer.topology, trainer.state_dict()
+    root, topology, state = Path(root), trainer.topology, trainer.state_dict()
+    _check_plain("shared", shared)
+    _check_plain("rank", rank)
     final = root / f"step-{trainer.steps:08d}"
     partial = root / f".partial-{final.name}"
     if topology.rank == 0:
@@ -54,13 +57,13 @@ def save_checkpoint(
     return final
 
 
-def list_checkpoints(root: Path) -> list[Path]:
+def list_checkpoints(root: Path | str) -> list[Path]:
     """Whole checkpoints under ``root``, oldest first."""
-    return sorted(root.glob("step-*"))
+    return sorted(Path(root).glob("step-*"))
 
 
 def load_checkpoint(
-    path: Path, trainer: TieredTrainer, residuals: str = "drop"
+    path: Path | str, trainer: TieredTrainer, residuals: str = "drop"
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Restore the trainer; returns the caller's shared and rank parts.
 
@@ -69,8 +72,14 @@ def load_checkpoint(
     ``DenseInHost`` that is a part of the model, and the rest starts empty); "redistribute", every
     rank gets the mean of all, so that nothing is lost of what subgroups deliver on average. The log
     says what was done. The rank part is None when the world has changed and this rank was not in
-    the old one. ValueError for an unknown policy.
+    the old one. ValueError for an unknown policy, and for another model's checkpoint;
+    FileNotFoundError where there is none (``list_checkpoints`` finds them).
     """
+    path = Path(path)
+    if not (path / "shared.pt").exists():
+        raise FileNotFoundError(
+            f"{path}: no checkpoint (no shared.pt); list_checkpoints(root)[-1] is a root's newest"
+        )
     if residuals not in RESIDUAL_POLICIES:
         raise ValueError(f"residuals={residuals!r}: one of {', '.join(RESIDUAL_POLICIES)}")
     topology = trainer.topology
@@ -126,6 +135,22 @@ def _samples_a_rank(path: Path, shared: dict[str, Any]) -> float:
         ]
         found += [reference for reference in references if reference]
     return sum(found) / len(found) if found else 0.0
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """ValueError for what ``torch.load`` would refuse to make of a file."""
+    if value is None or isinstance(
+        value, bool | int | float | complex | str | bytes | torch.Tensor
+    ):
+        return
+    if isinstance(value, dict):
+        parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, list | tuple | set):
+        parts = [(f"{name}[{number}]", part) for number, part in enumerate(value)]
+    else:
+        raise ValueError(f"{name} is a {type(value).__name__}: save plain values and tensors only")
+    for part_name, part in parts:
+        _check_plain(part_name, part)
 
 
 def _subgroup_file(subgroup: int) -> str:

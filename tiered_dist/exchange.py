@@ -114,9 +114,11 @@ class Exchange:
         except RuntimeError as error:  # torch's DistBackendError and time-outs are RuntimeErrors
             others = [rank for rank in self.ranks if rank != self._rank]
             found = self._postmortem.find(self.ranks) if self._postmortem else "one is missing"
+            reason = str(error).partition("\n")[0].partition(". This is typically")[0]
+            # The back-end's own traceback says nothing that this does not.
             raise ExchangeError(
-                f"rank {self._rank}: {operation} with ranks {others} failed: {found} ({error})"
-            ) from error
+                f"rank {self._rank}: {operation} with ranks {others} failed: {found} ({reason})"
+            ) from None
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:

@@ -1,6 +1,7 @@
 """Tier 1 with Gradient Threshold Compression: its settings, and the running part of one rank."""
 
 import dataclasses
+import logging
 import math
 from typing import Any
 
@@ -13,6 +14,8 @@ from tiered_dist.inner import Clock, Local, Reduced, clip_norm
 from tiered_dist.layout import ParameterLayout
 from tiered_dist.threshold import TargetDensity, Threshold
 from tiered_dist.topology import Topology
+
+log = logging.getLogger("tiered_dist")
 
 # More would overflow the counts of a message's header.
 MAX_QUANTA = 1 << 15
@@ -57,6 +60,10 @@ class GTC:
     factor_masking: bool = True
 
     def __post_init__(self) -> None:
+        if not hasattr(self.threshold, "initial"):
+            raise TypeError(
+                f"threshold={self.threshold!r}: TargetDensity(density) or FixedThreshold(tau)"
+            )
         if not 1 <= self.max_quanta <= MAX_QUANTA:
             raise ValueError(f"max_quanta={self.max_quanta}: from 1 to {MAX_QUANTA}")
         if self.residual not in ("keep", "reset"):
@@ -77,6 +84,8 @@ class GTC:
         return [[rank] for rank in range(topology.world_size)]
 
 
+# Messages that are full in so many steps in a row are worth a word, at a high density too.
+MANY_FULL = 20
 # A step with less than this share of the usual samples says nothing of the next one's density.
 LEAST_EVIDENCE = 0.5
 # The share of the model by which the first element to be sent moves from step to step: multiples
@@ -135,6 +144,7 @@ class GTCState:
         self._reference = 0.0  # n_ref: samples a worker's batch held when training began
         self._capacity = 0
         self._lasted = 0.0  # seconds in the last exchange
+        self._full = 0  # steps in a row whose message had no room for all
 
     def reduce(self, local: Local) -> Reduced:
         """See ``InnerState``."""
@@ -181,6 +191,8 @@ class GTCState:
             gathered, len(layout.names), len(outgoing.exact), exchange.ranks, exchange.index
         )
         self._decode(received, taus, gradient, capacity, dense)
+        overflow = 0 if dense else int(outgoing.wanted.sum()) - count
+        self._warn_when_full(overflow, local.step)
         unused = packed.element_size() * (body_words - body.numel())
         self._adapt(received, taus, local.step)
         return Reduced(
@@ -191,7 +203,7 @@ class GTCState:
             density=self._density(received, dense),
             residual_norm=float(self._residual.norm()),
             residual_ratio=outgoing.ratio,
-            overflow=0 if dense else int(outgoing.wanted.sum()) - count,
+            overflow=overflow,
             encode_seconds=encode_seconds,
             exchange_seconds=self._lasted,
             waiting_seconds=max(0.0, lasted - min(received.lasted)),
@@ -374,6 +386,18 @@ class GTCState:
         except entries.NotThisModel as error:
             raise ExchangeError(f"from one of the ranks {self._exchange.ranks}: {error}") from error
         out[self._exact] = received.exact.sum(dim=0) * scale
+
+    def _warn_when_full(self, overflow: int, step: int) -> None:
+        """Once, when the messages have been too small for as long as an entry usually waits."""
+        self._full = self._full + 1 if overflow > 0 else 0
+        target = self._settings.threshold.target_density(step)
+        if target is not None and self._full == max(MANY_FULL, math.ceil(1 / target)):
+            log.warning(
+                "GTC's messages have been full for %d steps: gradients grow faster than tau "
+                "follows, and wait in the residual; lower the learning rate, raise the density, or "
+                "lengthen its ramp",
+                self._full,
+            )
 
     def _density(self, received: message.Received, dense: bool) -> float | None:
         """Quanta sent an element and worker."""

@@ -71,11 +71,18 @@ class ParameterLayout:
         return {name: part.reshape(shape).clone() for name, shape, part in parts}
 
     def from_named(self, named: dict[str, Tensor], out: Tensor) -> Tensor:
-        """The inverse of ``to_named``; KeyError names a parameter that is missing.
+        """The inverse of ``to_named``; ValueError names a parameter that is missing or differs.
 
         A part finds its pieces in what a whole layout has named, too.
         """
-        return self.flatten((_find(named, name) for name in self.names), out)
+        found = [_find(named, name) for name in self.names]
+        for name, shape, tensor in zip(self.names, self.shapes, found, strict=True):
+            if tuple(tensor.shape) != shape:
+                raise ValueError(
+                    f"parameter {name!r} has shape {tuple(tensor.shape)} in the state, {shape} in "
+                    "the model: it is another model's"
+                )
+        return self.flatten(found, out)
 
 
 def join_pieces(
@@ -103,8 +110,10 @@ def join_pieces(
 
 def _find(named: dict[str, Tensor], name: str) -> Tensor:
     piece = _parse(name)
-    if name in named or piece is None:
+    if name in named:
         return named[name]
+    if piece is None or piece[0] not in named:
+        raise ValueError(f"parameter {name!r} is not in the state: it is another model's")
     return named[piece[0]].flatten()[piece[1] : piece[2]]
 
 

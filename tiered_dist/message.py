@@ -92,13 +92,11 @@ def unpack(
     header disagrees with ours, the field and both values.
     """
     headers = messages[:, :HEADER_WORDS].tolist()
+    own = headers[index]
     for word, what in _CHECKED.items():
         for rank, header in zip(ranks, headers, strict=True):
-            if header[word] != headers[index][word]:
-                raise ExchangeError(
-                    f"rank {rank} is at odds with rank {ranks[index]}: {what} {header[word]} "
-                    f"against {headers[index][word]}; they do not train the same model in step"
-                )
+            if header[word] != own[word]:
+                raise ExchangeError(_explain(what, (rank, header[word]), (ranks[index], own[word])))
     samples = [float(row[7:9].clone().view(torch.float64)) for row in messages]
     sections = [
         HEADER_WORDS,
@@ -117,6 +115,20 @@ def unpack(
         not_finite=sum(header[5] & 0xFFFF for header in headers),
         out_of_data=sum(header[5] >> 16 for header in headers),
         lasted=[1e-6 * header[1] for header in headers],
+    )
+
+
+def _explain(what: str, theirs: tuple[int, int], ours: tuple[int, int]) -> str:
+    """What is wrong between two ranks, each with its value."""
+    if what == "message format":
+        return (
+            f"what rank {theirs[0]} sent to rank {ours[0]} is no message of tier 1: it is in "
+            "another collective (finish, save_checkpoint), or has taken another number of steps; "
+            "loop over trainer.batches(loader) where ranks have unequal data"
+        )
+    return (
+        f"rank {theirs[0]} is at odds with rank {ours[0]}: {what} {theirs[1]} against {ours[1]}; "
+        "they do not train the same model in step"
     )
 
 

@@ -98,11 +98,15 @@ class Postmortem:
                 return "; ".join(f"rank {rank} came too late" for rank in late)
             if not silent and (quoted := self._quote(ranks)):
                 return quoted
-            if waited > PATIENCE_SECONDS:
+            # A partner that gave up with us says what it found when its own patience ends.
+            if waited > PATIENCE_SECONDS + (0 if silent else TOGETHER_SECONDS):
                 break
             time.sleep(POLL_SECONDS)
         unheard = [f"rank {rank} on {self._places[rank].host} does not answer" for rank in silent]
-        return "; ".join(unheard) or "all of these ranks are alive"
+        return "; ".join(unheard) or (
+            "all of these ranks are alive; is a collective (finish, save_checkpoint) called on "
+            "some of them only?"
+        )
 
     def _silent(self, ranks: Sequence[int]) -> list[int]:
         return [rank for rank in ranks if not self._store.check([_gave_up(rank)])]

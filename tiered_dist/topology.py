@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tiered_dist import entries, slurm
-from tiered_dist.exchange import Exchange
+from tiered_dist.exchange import Exchange, ExchangeError
 from tiered_dist.postmortem import Place, Postmortem
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -101,12 +101,26 @@ class Topology:
         says: to treat a few GPUs with fast links as a host, or to try several hosts on one machine.
         Every rank makes every group in the same order, as torch.distributed demands. Without an
         initialised process group the world is this one process. Raises ValueError when the
-        subgroups do not cover every rank exactly once.
+        subgroups do not cover every rank exactly once, ExchangeError when ranks ask for others, and
+        RuntimeError in one of several launched processes that have not joined the world.
         """
+        if launched_as_rank() and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
+            raise RuntimeError(
+                f"WORLD_SIZE={os.environ['WORLD_SIZE']}, but this process has not joined the "
+                "world: call tiered_dist.init_process_group() before Topology.build()"
+            )
         rank = dist.get_rank() if dist.is_initialized() else 0
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         group = _world_group() if world_size > 1 else None
-        places = Exchange(range(world_size), rank, group).gather_objects(Place.here())
+        asked = f"subgroups={subgroups!r}, ranks_per_host={ranks_per_host}"
+        gathered = Exchange(range(world_size), rank, group).gather_objects((Place.here(), asked))
+        for other, (_, theirs) in enumerate(gathered):
+            if theirs != asked:
+                raise ExchangeError(
+                    f"rank {other} asked for {theirs}, rank {rank} for {asked}: "
+                    "Topology.build needs the same on every rank"
+                )
+        places = [place for place, _ in gathered]
         postmortem = Postmortem(rank, places, _store()) if group else None
         world = Exchange(range(world_size), rank, group, postmortem)
         hosts = tuple(place.host for place in places)
@@ -221,7 +235,8 @@ def _cut(
         if subgroups < 1 or world_size % subgroups:
             raise ValueError(
                 f"subgroups={subgroups}: {world_size} ranks cannot be cut into subgroups of this "
-                f"size; choose a divisor, or give explicit lists of ranks"
+                "size; choose a divisor, or give explicit lists of ranks"
+                + (" (was this started without a launcher?)" if world_size == 1 else "")
             )
         cut = [list(range(i, i + subgroups)) for i in range(0, world_size, subgroups)]
     else:

@@ -44,10 +44,11 @@ class TieredTrainer:
     Each rank has its own; one whose gradient overflowed is left out of that step.
 
     Do not call ``optimizer.step`` or ``zero_grad``; ``step`` does. Learning-rate schedulers are
-    the caller's: step them once after every ``step``, whatever it reports.
+    the caller's: step them once after every ``step``, whatever it reports. Pass the bare model, not
+    one that is wrapped in DistributedDataParallel.
 
-    Raises ValueError when the settings do not fit together, ExchangeError when ranks disagree
-    about them.
+    Raises ValueError and TypeError when the settings do not fit together, ExchangeError when ranks
+    disagree about them.
     """
 
     def __init__(
@@ -60,8 +61,7 @@ class TieredTrainer:
         clip: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        if clip is not None and not clip > 0:
-            raise ValueError(f"clip={clip}: must be positive, or None")
+        _check_types(model, optimizer, inner, outer, clip)
         if outer is None and len(topology.subgroups) > 1:
             raise ValueError(
                 f"outer=None with {len(topology.subgroups)} subgroups: their models would never "
@@ -71,7 +71,16 @@ class TieredTrainer:
         self._layout = ParameterLayout.of(model)
         self._parameters = list(trainable(model).values())
         self._check_optimizer(inner)
-        self._check_agreement((repr(inner), repr(outer), clip, _describe(optimizer)))
+        self._check_agreement(
+            {
+                "parameters": self._layout.names,
+                "shapes": self._layout.shapes,
+                "inner": inner,
+                "outer": outer,
+                "clip": clip,
+                "optimizer": _describe(optimizer),
+            }
+        )
         for tensor in [*model.parameters(), *model.buffers()]:
             topology.world.broadcast(tensor.data)
         self._gradient = self._flat([None] * len(self._parameters))
@@ -83,6 +92,10 @@ class TieredTrainer:
         self._residual_holders = inner.residual_holders(topology)
         self._warmup = DenseState(Dense(), topology.world, clip)
         self._scaler = scaler
+        self._is_stepping = False
+        self._stepped_outside = False
+        self._warned_of_no_gradient = False
+        optimizer.register_step_post_hook(self._notice_step)
         self.steps = 0
         self.blocks = 0
         self._block_start = 0  # the step at which the running block began
@@ -136,13 +149,18 @@ class TieredTrainer:
         """
         if not 0 <= samples < math.inf:
             raise ValueError(f"samples={samples}: cannot be negative, infinite or NaN")
+        if self._stepped_outside:
+            raise RuntimeError(
+                "optimizer.step() was called outside of the trainer, whose step() calls it: leave "
+                "it out, or the ranks' models come apart"
+            )
         if self._without_batch:
             samples = 0.0
         step = self.steps
         try:
             return self._step(float(samples))
         except ExchangeError as error:
-            raise ExchangeError(f"step {step}: {error}") from error
+            raise ExchangeError(f"step {step}: {error}") from None
 
     def finish(self) -> BlockReport | None:
         """Filter the last, partial block, if there is one; a collective of all ranks."""
@@ -224,16 +242,23 @@ class TieredTrainer:
             self._restart_block()
             if self._outer is not None and self._outer.resets(self.optimizer):
                 self.optimizer.state.clear()
-        if not same_world:
+        if self.topology.rank == 0:
+            self._tell_what_changed(shared, keeps_block)
+
+    def _tell_what_changed(self, shared: dict[str, Any], keeps_block: bool) -> None:
+        dropped = 0 if keeps_block else shared["steps"] - shared["block_start"]
+        if dropped:
             log.warning(
-                "resumed on subgroups %s, saved on %s: the unfinished block is dropped",
+                "resumed on subgroups %s, saved on %s: the %d steps of the unfinished block are "
+                "dropped",
                 [list(ranks) for ranks in self.topology.subgroups],
                 shared["subgroups"],
+                dropped,
             )
         if not self.has_same_residuals(shared):
             begins = self._inner.rank_state().get("residual")
             log.warning(
-                "resumed on other ranks, or another tier 1: this rank's residual %s",
+                "resumed on other ranks, or with another tier 1: rank 0's residual %s",
                 "begins with what it was given" if begins else "is empty",
             )
 
@@ -275,13 +300,16 @@ class TieredTrainer:
         exchange = self.topology.world if synchronous else self.topology.inner
         sent, received = self._bytes()
         self._unscale()
+        self._warn_without_gradient(samples)
         self._layout.flatten((p.grad for p in self._parameters), self._gradient)
         tier = self._warmup if synchronous else self._inner
         reduced = tier.reduce(Local(self._gradient, samples, self._out_of_data, step=self.steps))
         sent_inner, received_inner = self._bytes()
         if reduced.samples > 0:
             self._hand_over_gradients()
+            self._is_stepping = True
             self.optimizer.step()
+            self._is_stepping = False
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         self._block_samples += reduced.samples
@@ -321,6 +349,21 @@ class TieredTrainer:
             filter_seconds=filter_seconds,
             block=block,
         )
+
+    def _notice_step(self, *hook_arguments: object) -> None:
+        if not self._is_stepping:
+            self._stepped_outside = True
+
+    def _warn_without_gradient(self, samples: float) -> None:
+        if samples == 0 or self._warned_of_no_gradient:
+            return
+        if all(parameter.grad is None for parameter in self._parameters):
+            self._warned_of_no_gradient = True
+            log.warning(
+                "step %d has samples but no gradient: call backward() before step(), and leave "
+                "zero_grad() to it",
+                self.steps,
+            )
 
     def _unscale(self) -> None:
         """Take the loss scale out of the gradients, and choose the next."""
@@ -417,16 +460,19 @@ class TieredTrainer:
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         missing = [n for n, p in trainable(self.model).items() if id(p) not in held]
         if missing:
-            raise ValueError(f"the optimizer does not hold these parameters: {', '.join(missing)}")
+            raise ValueError(
+                f"the optimizer does not hold these parameters: {', '.join(missing)}; give them to "
+                "it, or requires_grad_(False)"
+            )
 
-    def _check_agreement(self, settings: tuple[Any, ...]) -> None:
-        mine = (self._layout.names, self._layout.shapes, *settings)
+    def _check_agreement(self, settings: dict[str, Any]) -> None:
+        mine = {name: repr(value) for name, value in settings.items()}
         for rank, theirs in enumerate(self.topology.world.gather_objects(mine)):
-            for ours, other in zip(mine, theirs, strict=True):
-                if ours != other:
+            for name, ours in mine.items():
+                if ours != theirs[name]:
                     raise ExchangeError(
-                        f"rank {rank} was started with {other}, rank {self.topology.rank} with "
-                        f"{ours}: model and settings must be the same on every rank"
+                        f"{name}: {theirs[name]} on rank {rank}, {ours} on rank "
+                        f"{self.topology.rank}; model and settings must be the same on every rank"
                     )
 
     def _check_owner(self, state: dict[str, dict[str, Any]]) -> None:
@@ -436,6 +482,26 @@ class TieredTrainer:
                 f"state of subgroup {saved[0]}, rank {saved[1]} given to subgroup "
                 f"{self.topology.subgroup}, rank {self.topology.rank}"
             )
+
+
+def _check_types(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inner: Inner,
+    outer: BMUF | None,
+    clip: float | None,
+) -> None:
+    """TypeError or ValueError for what would fail in the first step, or train something else."""
+    if isinstance(inner, type) or not hasattr(inner, "residual_holders"):
+        raise TypeError(f"inner={inner!r}: Dense(), GTC(...) or DenseInHost(GTC(...))")
+    if outer is not None and not isinstance(outer, BMUF):
+        raise TypeError(f"outer={outer!r}: BMUF(...) or one of its relatives, or None")
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise ValueError(f"clip={clip!r}: must be a positive number, or None")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates the model several times a step; give another optimizer")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise TypeError("pass the bare model (model.module): the trainer exchanges the gradients")
 
 
 def check_format(shared: dict[str, Any]) -> None:
