@@ -102,6 +102,13 @@ def test_options_and_settings_reach_the_stage(driver):
     assert call.endswith(" --dir a directory --force --verify jobs=2 note=two words bins=40")
 
 
+def test_where_the_corpus_is_goes_to_stage_0_alone(driver):
+    words = ["--mirror", "/archives", "--corpus-dir", "/corpus", "--stop-stage", "1"]
+    assert driver(*words).returncode == 0
+    assert driver.calls[0].endswith(" corpus_dir=/corpus mirror=/archives")
+    assert "corpus_dir" not in driver.calls[1] and "mirror" not in driver.calls[1]
+
+
 def test_false_is_false(driver):
     driver("--stop-stage", "0", "--force", "false", "--verify", "false")
     assert "--force" not in driver.calls[0]
