@@ -40,6 +40,7 @@ STATISTICS = "statistics.json"
 # than this would blow up its rounding noise. Speech has standard deviations of 2 to 5.
 STD_FLOOR = 0.1
 TASK_SECONDS = 60.0
+SEEKS_EXACTLY = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "AIFF", "AU", "NIST"})
 
 log = logging.getLogger("asr")
 
@@ -313,16 +314,26 @@ def _read_stretch(utterance: Utterance) -> np.ndarray:
                 utterance.channel or 0
             ):
                 raise UserError(f"{problem} changed its format since stage 1{remedy}")
-            if utterance.start:  # a seek makes FLAC decode a frame for nothing
-                file.seek(utterance.start)
             # One sample more than wanted, to notice a file that grew.
-            samples = file.read(utterance.num_samples + 1, dtype="float32", always_2d=True)
+            samples = _read_from(file, utterance.start, utterance.num_samples + 1)
     except (soundfile.LibsndfileError, OSError) as error:
         raise UserError(f"{problem} cannot be read: {error}{remedy}") from None
     left = utterance.recording_samples - utterance.start
     if len(samples) != min(utterance.num_samples + 1, left):
         raise UserError(f"{problem} changed its length since stage 1{remedy}")
     return samples[: utterance.num_samples]
+
+
+def _read_from(file: soundfile.SoundFile, start: int, samples: int) -> np.ndarray:
+    """``(samples, channels)`` or fewer, as decoding from the beginning gives them.
+
+    A lossy decoder that seeks begins with other samples (MP3: the first 5,000, measured), and
+    soundfile seeks after every read: there all that stands before is decoded with them.
+    """
+    skipped = 0 if file.format in SEEKS_EXACTLY and file.seekable() else start
+    if start and not skipped:  # a seek makes FLAC decode a frame for nothing
+        file.seek(start)
+    return file.read(skipped + samples, dtype="float32", always_2d=True)[skipped:]
 
 
 def _with_features(

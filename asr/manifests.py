@@ -118,6 +118,11 @@ def _check_ids(utterances: Mapping[str, Sequence[Utterance]]) -> None:
     first: dict[str, str] = {}
     for split in utterances:
         for utterance in utterances[split]:
+            if not utterance.id or not utterance.id.isprintable() or " " in utterance.id:
+                raise UserError(
+                    f"{utterance.source}: the utterance id {utterance.id!r} has white space or "
+                    "what cannot be printed; Kaldi's text files could not hold it: rename it"
+                )
             if utterance.id in first:
                 raise UserError(
                     f"utterance id {utterance.id!r} occurs twice: {first[utterance.id]} and "

@@ -26,8 +26,10 @@ REASONS = {
     "missing-transcript": "an audio file has no transcript line; add it or delete the file",
     "unreadable": "the file cannot be opened; check its permissions",
     "empty-file": "the file has 0 bytes; copy it again",
-    "not-audio": "not an audio file that libsndfile knows; copy it again or convert it to FLAC",
+    "not-audio": "no audio file of a kind that is read; copy it again or convert it to FLAC",
     "absurd-rate": "the header's sample rate cannot be true; convert the file anew",
+    "chained": "several streams in one Ogg file; split them, or convert to FLAC",
+    "scale": "samples far beyond 1: a float file in another scale; convert it",
     "shortened": "compressed by shorten; unpack it with NIST's sph2pipe -f wav IN OUT",
     "wrong-rate": "set resample: true, or convert the corpus, e.g. sox IN -r 16000 OUT",
     "channels": "choose one with channel: 0 (or 1, ...), or channel: mix for their mean",
@@ -43,6 +45,11 @@ REASONS = {
     "unsafe-text": "the transcript cannot be normalised without guessing; mend the line",
 }
 LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
+# Of the kinds that libsndfile knows, those whose damage is noticed. None is without a header: any
+# bytes are audio of such a kind.
+KINDS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF", "AU", "NIST"})
+LOUDEST = 2.0  # lossy decoders go a little beyond 1
+OGG_TOLERANCE_SECONDS = 0.1
 BLOCK = 1 << 18  # samples decoded at once, so that a header's claim never sizes a buffer
 
 
@@ -159,36 +166,45 @@ def examine(task: Task, rules: Rules) -> list[Verdict]:
     try:
         recording, stretches = scan(audio, [utterance for utterance, _ in task], rules)
     except Fault as fault:
-        return [
-            Verdict(
-                reason=fault.reason,
-                detail=fault.detail,
-                file=utterance.source if fault.reason == "missing-audio" else str(audio),
-                seconds=fault.seconds,
-            )
-            for utterance, _ in task
-        ]
+        return [_reject(utterance, fault) for utterance, _ in task]
     return [
-        _judge(utterance, may_be_empty, recording, stretch, rules)
+        _reject(utterance, stretch)
+        if isinstance(stretch, Fault)
+        else _judge(utterance, may_be_empty, recording, stretch, rules)
         for (utterance, may_be_empty), stretch in zip(task, stretches, strict=True)
     ]
 
 
+def _reject(utterance: Utterance, fault: Fault) -> Verdict:
+    missing = fault.reason == "missing-audio"
+    file = utterance.source if missing else str(utterance.audio)
+    return Verdict(reason=fault.reason, detail=fault.detail, file=file, seconds=fault.seconds)
+
+
 def scan(
     path: Path, utterances: Sequence[Utterance], rules: Rules
-) -> tuple[Recording, list[Stretch]]:
-    """Decode a file; raises Fault for what makes all of its utterances unfit."""
-    check_container(path)
+) -> tuple[Recording, list["Stretch | Fault"]]:
+    """Decode a file; raises Fault for what makes all of its utterances unfit, returns one's own."""
+    told_seconds = check_container(path)
     try:
         audio = soundfile.SoundFile(path)
     except soundfile.LibsndfileError as error:
         raise Fault("not-audio", f"libsndfile says: {error.error_string.strip()}") from None
+    except (TypeError, ValueError) as error:  # a name that soundfile takes for one without header
+        raise Fault("not-audio", f"soundfile says: {error}") from None
     with audio:
+        if audio.format not in KINDS:
+            raise Fault(
+                "not-audio", f"of kind {audio.format}, not one of {', '.join(sorted(KINDS))}"
+            )
         _check_rate(audio, rules)
         stretches = [_stretch(utterance, audio, rules) for utterance in utterances]
-        samples = _decode(audio, stretches)
+        samples = _decode(audio, [s for s in stretches if isinstance(s, Stretch)])
+        seconds = samples / audio.samplerate
     if samples == 0:
         raise Fault("no-samples", "the header is followed by no samples", 0.0)
+    if told_seconds is not None and seconds < told_seconds - OGG_TOLERANCE_SECONDS:
+        raise Fault("truncated", f"{told_seconds:.2f} s of Ogg decode to {seconds:.2f} s", seconds)
     return Recording(samples, audio.channels, audio.samplerate), stretches
 
 
@@ -200,7 +216,7 @@ def _check_rate(audio: soundfile.SoundFile, rules: Rules) -> None:
         raise Fault("wrong-rate", f"{rate} Hz, the recipe's is {rules.sample_rate} Hz", seconds)
 
 
-def _stretch(utterance: Utterance, audio: soundfile.SoundFile, rules: Rules) -> Stretch:
+def _stretch(utterance: Utterance, audio: soundfile.SoundFile, rules: Rules) -> Stretch | Fault:
     """In samples, since sums of float seconds lose or gain one."""
     first = round(utterance.start * audio.samplerate)
     last = None if utterance.end is None else round(utterance.end * audio.samplerate)
@@ -209,9 +225,9 @@ def _stretch(utterance: Utterance, audio: soundfile.SoundFile, rules: Rules) -> 
         channel = 0
         if audio.channels != 1:
             seconds = audio.frames / audio.samplerate
-            raise Fault("channels", f"{audio.channels} channels", seconds)
+            return Fault("channels", f"{audio.channels} channels", seconds)
     if channel != "mix" and not 0 <= channel < audio.channels:
-        raise Fault("no-channel", f"channel {channel} of {audio.channels}, counted from 0")
+        return Fault("no-channel", f"channel {channel} of {audio.channels}, counted from 0")
     return Stretch(first, last, channel)
 
 
@@ -282,6 +298,8 @@ def _samples_of(utterance: Utterance, recording: Recording, stretch: Stretch, ru
 def _check_samples(samples: int, seconds: float, peak: float, rules: Rules) -> None:
     if not np.isfinite(peak):
         raise Fault("not-finite", "a sample is NaN or infinite")
+    if peak > LOUDEST:
+        raise Fault("scale", f"a sample of {peak:g}, where 1 is full scale")
     if samples and peak == 0:
         raise Fault("silent", f"all {samples} samples are zero")
     if seconds < rules.min_seconds:

@@ -162,6 +162,30 @@ def test_unpacks_all_or_nothing(tmp_path, kind):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("damage", ["middle", "end", "header", "zeros", "checksum"])
+@pytest.mark.parametrize("kind", ["w", "w:gz", "w:xz"])
+def test_a_damaged_archive_is_not_half_an_archive(tmp_path, damage, kind):
+    noise = bytes(range(256)) * 40
+    data = bytearray(tar({f"c/{i}": noise[i:] for i in range(5)}, kind))
+    plain = kind == "w"
+    if damage == "zeros":
+        data = bytearray(len(data))
+    elif damage == "end":
+        del data[len(data) // 2 :]
+    elif damage == "header" and plain:
+        data[512 + 10_240 + 5] ^= 1  # in the second member's
+    elif damage == "checksum" and not plain:
+        data[-6] ^= 1
+    elif damage == "middle" and not plain:
+        data[len(data) // 2] ^= 255
+    else:
+        pytest.skip("a plain archive has no checksum of its contents")
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.tar: cannot be unpacked"):
+        unpack([tmp_path / "a.tar"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "link"])
 def test_no_member_leaves_the_folder(tmp_path, name):
     path = tmp_path / "a.tar"

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import soundfile
 
+from asr import manifests
 from asr.__main__ import main
 from asr.corpora import an4, data_dir
 from asr.errors import UserError
 from asr.feature_storage import load_cuts
 from asr.files import read_json, read_jsonl
+from asr.validation import Rules, examine
 
 
 def sound(path, seconds=0.5, channels=1, **options):
@@ -69,6 +71,8 @@ def test_an4_lists_that_disagree_are_for_validation_to_reject(tmp_path):
     ("listing", "line", "message"),
     [
         ("transcription", "YES an251", r"transcription:1: 'YES an251' is not '<words>"),
+        ("transcription", "YES (../../etc/hostname)", r"transcription:1: .* is not '<words>"),
+        ("transcription", "YES (/etc/passwd)", r"transcription:1: .* is not '<words>"),
         ("fileids", "an251", r"fileids:1: 'an251' is not <folder>/<speaker>"),
         ("fileids", "../../etc/x", r"fileids:1: .* is not <folder>/<speaker>"),
     ],
@@ -125,6 +129,8 @@ def test_without_segments_and_speakers_recordings_are_utterances(tmp_path):
         ("segments", ["one one 0"], r"segments:1: .* is not '<recording> <start> <end>'"),
         ("segments", ["one one 1 0.5"], r"segments:1: from 1 s to 0.5 s is no stretch"),
         ("segments", ["one one -1 0.5"], r"segments:1: from -1 s"),
+        ("segments", ["one one 0 inf"], r"segments:1: from 0 s to inf s"),
+        ("segments", ["one one 0 1e308"], r"segments:1: from 0 s"),
     ],
 )
 def test_bad_kaldi_lists_are_named_by_line(tmp_path, name, written, message):
@@ -164,8 +170,21 @@ def test_a_table(tmp_path, name):
     ("name", "text", "message"),
     [
         ("utterances.csv", "file,text\na.flac,x\n", r"csv:2: columns are path, .*not 'file'"),
-        ("utterances.csv", "path,text\na.flac,x,y\n", r"csv:2: .*not '\(more fields"),
-        ("utterances.csv", "path,start\na.flac,early\n", r"csv:2: start and end are seconds"),
+        ("utterances.csv", "path,text\na.flac,x,y\n", r"csv:2: 3 fields, but 2 columns"),
+        ("utterances.csv", "path,path\na.flac,x\n", r"csv:1: a column is named twice"),
+        ("utterances.csv", 'path,text\na.flac,"x\nb.flac,y\n', r"csv:2: not a row of CSV"),
+        ("utterances.csv", f"path,text\na.flac,{'x' * 200_000}\n", r"csv:2: not a row of CSV"),
+        ("utterances.csv", "path,start\na.flac,early\n", r"csv:2: start 'early' .* not seconds"),
+        ("utterances.csv", "path,start\na.flac,nan\n", r"csv:2: from nan s"),
+        ("utterances.csv", "path,end\na.flac,1e308\n", r"csv:2: from 0.0 s to 1e308"),
+        ("utterances.csv", "path,start,end\na.flac,-1,1\n", r"csv:2: from -1 s"),
+        ("utterances.csv", "path,channel\na.flac,0.9\n", r"csv:2: channel '0.9' is not a number"),
+        ("utterances.jsonl", '{"path": "a", "start": 1' + "0" * 400 + "}\n", r"jsonl:1: "),
+        ("utterances.jsonl", '{"path": "a", "channel": true}\n', r"jsonl:1: channel True is not"),
+        ("utterances.jsonl", '{"path": "a", "text": NaN}\n', r"jsonl:1: text nan is not a string"),
+        ("utterances.jsonl", '{"path": "a", "id": 0}\n', r"jsonl:1: id 0 is not a string"),
+        ("utterances.jsonl", '{"path": "\\ud800"}\n', r"jsonl:1: path .* not a string of Unicode"),
+        ("utterances.jsonl", "[" * 100_000 + "\n", r"jsonl:1: not JSON"),
         ("utterances.jsonl", '{"path": "a"\n', r"jsonl:1: not JSON"),
         ("utterances.jsonl", '["a"]\n', r"jsonl:1: not a JSON object"),
         ("utterances.jsonl", '{"text": "a"}\n', r"jsonl:1: .*it is empty"),
@@ -176,6 +195,24 @@ def test_bad_tables_are_named_by_line(tmp_path, name, text, message):
     (tmp_path / "train" / name).write_text(text)
     with pytest.raises(UserError, match=message):
         list(data_dir.utterances(tmp_path, "train"))
+
+
+def test_names_that_no_file_can_have_are_for_validation_to_reject(tmp_path):
+    rows = [{"path": "nul\0.flac", "text": "x"}, {"path": "a" * 300, "text": "y"}]
+    table(tmp_path / "train" / "utterances.jsonl", rows)
+    found = list(data_dir.utterances(tmp_path, "train"))
+    assert data_dir.files(tmp_path, "train") == ["train/utterances.jsonl"]
+    rules = Rules(16000, 0.1, 30.0)
+    reasons = [examine([(utterance, False)], rules)[0].reason for utterance in found]
+    assert sorted(reasons) == ["unreadable", "unreadable"]
+
+
+def test_white_space_in_a_file_name_is_none_in_the_id_and_in_an_id_is_refused(tmp_path):
+    table(tmp_path / "train" / "utterances.csv", [{"path": "my clip.flac", "text": "x"}])
+    assert [u.id for u in data_dir.utterances(tmp_path, "train")] == ["my_clip"]
+    table(tmp_path / "train" / "utterances.csv", [{"path": "a.flac", "id": "v 1"}])
+    with pytest.raises(UserError, match="'v 1' has white space"):
+        manifests._check_ids({"train": list(data_dir.utterances(tmp_path, "train"))})
 
 
 def test_a_folder_needs_one_listing(tmp_path):

@@ -1,6 +1,8 @@
 """Audio in every format that real corpora bring: read right, or rejected with the reason."""
 
+import os
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,6 +247,111 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(tmp_path, reason):
 def test_a_header_that_claims_more_than_there_is_is_no_header_to_trust(tmp_path, name, data):
     verdict = judge(write(tmp_path / name, data(wave())))[1]
     assert verdict.reason == "truncated" and "claims" in verdict.detail
+
+
+def cut_to(share, path):
+    data = path.read_bytes()
+    return write(path, data[: round(share * len(data))])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a.aiff", {"subtype": "PCM_16"}),
+        ("a.aiff", {"subtype": "ULAW"}),
+        ("a.au", {"subtype": "PCM_16"}),
+        ("a.au", {"subtype": "PCM_16", "endian": "LITTLE"}),
+        ("a.wav", {"format": "RF64", "subtype": "PCM_16"}),
+        ("a.wav", {"format": "WAV", "subtype": "PCM_16", "endian": "BIG"}),
+        ("a.wav", {"format": "WAV", "subtype": "FLOAT"}),
+        ("a.flac", {}),
+        ("a.mp3", {"format": "MP3"}),
+        ("a.ogg", {"format": "OGG", "subtype": "VORBIS"}),
+        ("a.opus", {"format": "OGG", "subtype": "OPUS"}),
+        ("a.sph", {"format": "NIST", "subtype": "PCM_16"}),
+    ],
+)
+def test_what_is_cut_short_is_noticed_in_every_container(tmp_path, name, options):
+    soundfile.write(tmp_path / name, wave(seconds=4), RATE, **options)
+    assert judge(tmp_path / name)[1].reason is None
+    assert judge(cut_to(0.6, tmp_path / name))[1].reason in ("truncated", "not-audio")
+
+
+def test_ogg_that_decodes_to_less_than_it_says_or_has_two_streams(tmp_path):
+    noise = np.random.default_rng(0).standard_normal((6 * RATE, 1)).astype(np.float32) * 0.1
+    for kind in ("VORBIS", "OPUS"):
+        path = tmp_path / f"{kind}.ogg"
+        soundfile.write(path, noise, RATE, format="OGG", subtype=kind)
+        whole = path.read_bytes()
+        assert judge(write(path, whole + whole))[1].reason == "chained"
+        pages = [i for i in range(len(whole)) if whole.startswith(b"OggS", i)]
+        middle = pages[len(pages) // 2]
+        lost = whole[:middle] + whole[pages[len(pages) // 2 + 1] :]
+        assert judge(write(path, lost))[1].reason == "truncated"
+    soundfile.write(tmp_path / "v.ogg", noise, RATE, format="OGG", subtype="VORBIS")
+    flipped = bytearray((tmp_path / "v.ogg").read_bytes())
+    flipped[len(flipped) // 2] ^= 0xFF
+    assert judge(write(tmp_path / "v.ogg", flipped))[1].reason in ("truncated", "not-audio")
+
+
+@pytest.mark.parametrize("name", ["a.vox", "a.vox8", "a.raw", "a.snd", "a.gsm"])
+def test_no_name_makes_audio_of_any_bytes(tmp_path, name):
+    rules = Rules(8000, 0.1, 30.0, resample=True)
+    assert judge(write(tmp_path / name, b"text " * 9000), rules)[1].reason == "not-audio"
+
+
+@pytest.mark.parametrize("kind", ["MP3", "OGG"])
+def test_segments_of_lossy_files_are_what_decoding_from_the_start_gives(tmp_path, kind):
+    sweep = np.sin(np.cumsum(np.linspace(0.05, 0.8, 4 * RATE)))[:, None].astype(np.float32) * 0.4
+    path = tmp_path / f"a.{kind.lower()}"
+    soundfile.write(path, sweep, RATE, format=kind)
+    whole, _ = soundfile.read(path, dtype="float32")
+    for start in (0.1, 0.5, 1.003, 2.5):
+        found = heard(path, STRICT, start=start, end=start + 0.4)
+        first = round(start * RATE)
+        np.testing.assert_allclose(found, whole[first : first + len(found)], atol=1e-4)
+
+
+def test_segments_of_what_cannot_seek(tmp_path):
+    soundfile.write(tmp_path / "a.wav", wave(seconds=2, rate=8000), 8000, subtype="GSM610")
+    whole, _ = soundfile.read(tmp_path / "a.wav", dtype="float32")
+    found = heard(tmp_path / "a.wav", Rules(8000, 0.1, 30.0), start=0.5, end=1.0)
+    assert len(found) == 8000  # at 16 kHz
+    utterance, verdict = judge(tmp_path / "a.wav", Rules(8000, 0.1, 30.0), start=0.5, end=1.0)
+    own = read_audio(_utterance(_to_cut(utterance, verdict, "corpus")), 8000)
+    np.testing.assert_allclose(own, whole[4000:8000], atol=1e-6)
+
+
+def test_one_bad_channel_rejects_no_other_utterance(tmp_path):
+    soundfile.write(tmp_path / "a.wav", wave(channels=2), RATE)
+    task = [
+        (Utterance(str(channel), tmp_path / "a.wav", "x", "s", "t:1", channel=channel), False)
+        for channel in (0, 5, None)
+    ]
+    assert [v.reason for v in examine(task, STRICT)] == [None, "no-channel", "channels"]
+
+
+def test_a_float_file_in_another_scale_is_rejected(tmp_path):
+    soundfile.write(tmp_path / "a.wav", wave() * 32768, RATE, subtype="FLOAT")
+    assert judge(tmp_path / "a.wav")[1].reason == "scale"
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "pipe", "/proc/self/status"])
+def test_what_is_no_regular_file_is_not_read(tmp_path, path):
+    if path == "pipe":
+        os.mkfifo(tmp_path / "pipe")
+        path = tmp_path / "pipe"
+    assert judge(Path(path))[1].reason in ("unreadable", "empty-file")
+
+
+@pytest.mark.parametrize("count", ["-5", "²5", "9" * 5000, "20000"])
+def test_a_sphere_header_that_makes_no_sense_is_rejected(tmp_path, count):
+    data = (
+        sphere(wave(seconds=3), claim=count)[:4000]
+        if len(count) > 9
+        else sphere(wave(3), claim=count)
+    )
+    assert judge(write(tmp_path / "a.sph", data))[1].reason in ("truncated", "not-audio")
 
 
 def test_clipped_audio_is_only_loud(tmp_path):

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import logging
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,8 @@ def _describe(root: Path, files: list[str]) -> str:
     for name in files:
         try:
             status = (root / name).stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise UserError(f"{root / name}: not a regular file; take it out of the corpus")
         except FileNotFoundError:  # a link to nowhere
             raise UserError(f"{root / name}: the link points nowhere; mend or delete it") from None
         lines.append(f"{name}\t{status.st_size}\t{status.st_mtime_ns}\n")

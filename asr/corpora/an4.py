@@ -13,7 +13,7 @@ from asr.files import read_lines
 
 SPLITS = ("train", "dev", "test")
 DEV_SPEAKER = 12, 5  # one in twelve, beginning with the sixth
-TRANSCRIPT = re.compile(r"(?:<s>)?\s*(.*?)\s*(?:</s>)?\s*\(([^()\s]+)\)\s*")
+TRANSCRIPT = re.compile(r"(?:<s>)?\s*(.*?)\s*(?:</s>)?\s*\(([A-Za-z0-9_-]+)\)\s*")
 
 
 def files(root: Path, split: str) -> list[str]:

@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 import logging
+import lzma
 import re
 import shutil
 import tarfile
 import time
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -158,7 +160,14 @@ def unpack(archives: Sequence[Path], into: Path) -> None:
         try:
             with open(path, "rb") as file, _bar(path, _size(path)) as bar:
                 _unpack(path, file, partial, bar)
-        except (tarfile.TarError, EOFError, OSError) as error:
+        except (
+            tarfile.TarError,
+            EOFError,
+            OSError,
+            ValueError,
+            zlib.error,
+            lzma.LZMAError,
+        ) as error:
             raise UserError(f"{path}: cannot be unpacked: {error}") from None
     partial.rename(into)
 
@@ -177,3 +186,22 @@ def _unpack(path: Path, file: IO[bytes], into: Path, bar: tqdm) -> None:
                 raise UserError(f"{into}: no room for the {member.size} bytes of {member.name}")
             archive.extract(member, into, set_attrs=False)
             bar.update(file.tell() - bar.n)
+        _check_end(archive, is_plain=archive.fileobj is file)
+
+
+def _check_end(archive: tarfile.TarFile, is_plain: bool) -> None:
+    """Raise for what tarfile passes over.
+
+    It takes a damaged header for the end, and leaves a compressed archive's checksum unread; a
+    plain one has none, but ends in blocks of zeros.
+    """
+    stream = archive.fileobj
+    assert stream is not None
+    ends = True
+    if is_plain:
+        stream.seek(archive.offset)
+        ends = stream.read(tarfile.BLOCKSIZE) == tarfile.NUL * tarfile.BLOCKSIZE
+    while stream.read(BLOCK):
+        pass
+    if not ends or not archive.getmembers():
+        raise tarfile.ReadError("damaged or cut short: it does not end as a tar archive does")

@@ -9,6 +9,7 @@ from the split's folder on.
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from asr.files import read_lines
 
 TABLES = ("utterances.csv", "utterances.jsonl")
 KALDI = ("wav.scp", "text", "utt2spk", "segments")
+LONGEST_SECONDS = 1e7
 COLUMNS = ("path", "text", "speaker", "id", "start", "end", "channel")
 
 
@@ -27,7 +29,7 @@ def files(root: Path, split: str) -> list[str]:
     folder = split_folder(root, split)
     lists = [folder / name for name in (*TABLES, *KALDI) if (folder / name).exists()]
     audio = sorted({utterance.audio for utterance in utterances(root, split)})
-    return [_name(path, root) for path in [*lists, *filter(Path.exists, audio)]]
+    return [_name(path, root) for path in [*lists, *filter(_is_there, audio)]]
 
 
 def utterances(root: Path, split: str) -> Iterator[Utterance]:
@@ -43,6 +45,13 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
         )
     listed = list(_of_kaldi(folder) if kaldi else _of_table(tables[0]))
     yield from sorted(listed, key=lambda utterance: (utterance.id.encode(), utterance.source))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a NUL: for validation to reject
+        return False
 
 
 def _name(path: Path, root: Path) -> str:
@@ -81,16 +90,22 @@ def _segments(folder: Path, audio: dict[str, tuple[Path, str]]) -> Segments:
     found: Segments = {}
     for identifier, (rest, place) in _pairs(path).items():
         fields = rest.split()
-        try:
-            recording, start, end = fields[0], float(fields[1]), float(fields[2])
-        except (IndexError, ValueError):
-            raise UserError(
-                f"{place}: {rest!r} is not '<recording> <start> <end>' in seconds"
-            ) from None
-        if len(fields) != 3 or not 0 <= start < end:
-            raise UserError(f"{place}: from {start:g} s to {end:g} s is no stretch of time")
-        found[identifier] = (recording, start, end, place)
+        if len(fields) != 3:
+            raise UserError(f"{place}: {rest!r} is not '<recording> <start> <end>' in seconds")
+        found[identifier] = (fields[0], *_stretch(fields[1], fields[2], place), place)
     return found
+
+
+def _stretch(start: Any, end: Any, place: str) -> tuple[float, float | None]:
+    """Start and end in seconds, of which the latter may be None; UserError if they are none."""
+    try:
+        first, last = float(start), None if end is None else float(end)
+        fine = 0 <= first < (LONGEST_SECONDS if last is None else last) <= LONGEST_SECONDS
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{place}: start {start!r} and end {end!r} are not seconds") from None
+    if not fine or isinstance(start, bool) or isinstance(end, bool):
+        raise UserError(f"{place}: from {start} s to {end} s is no stretch of time")
+    return first, last
 
 
 def _audio(folder: Path, place: str, name: str) -> Path:
@@ -125,45 +140,68 @@ def _of_table(path: Path) -> Iterator[Utterance]:
                 f"{place}: columns are {', '.join(COLUMNS)}, and path must be given; "
                 + (f"not {unknown[0]!r}" if unknown else "it is empty")
             )
-        try:
-            yield _utterance(path.parent, row, place)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{place}: start and end are seconds, channel a number: {error}"
-            ) from None
+        yield _utterance(path.parent, row, place)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and columns of each row; what is empty is left out."""
+    lines = read_lines(path)
     if path.suffix == ".jsonl":
-        for number, line in enumerate(read_lines(path), start=1):
+        for number, line in enumerate(lines, start=1):
             if line.strip():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(f"{path}:{number}: not JSON: {error}") from None
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}:{number}: not a JSON object")
-                yield number, row
+                yield number, _parse_json(line, f"{path}:{number}")
         return
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, restkey="(more fields than columns)")
-        for row in reader:
-            yield (
-                reader.line_num,
-                {key: value for key, value in row.items() if value not in ("", None)},
-            )
+    # A line a row: a quote that is never closed would swallow the rows after it.
+    header: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            (fields,) = csv.reader([line.rstrip("\r")], strict=True)
+        except (csv.Error, ValueError) as error:
+            raise UserError(f"{path}:{number}: not a row of CSV: {error}") from None
+        if not header:
+            header = fields
+            if len(set(header)) != len(header):
+                raise UserError(f"{path}:{number}: a column is named twice")
+        elif len(fields) > len(header):
+            raise UserError(f"{path}:{number}: {len(fields)} fields, but {len(header)} columns")
+        else:
+            pairs = zip(header, fields, strict=False)
+            yield number, {name: field for name, field in pairs if field != ""}
+
+
+def _parse_json(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: not a JSON object")
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _utterance(folder: Path, row: dict[str, Any], place: str) -> Utterance:
-    name = str(row["path"])
-    identifier = str(row.get("id") or Path(name).with_suffix("").as_posix().replace("/", "-"))
+    for name in ("path", "text", "speaker", "id"):
+        if not isinstance(row.get(name, ""), str) or not _can_be_written(row.get(name, "")):
+            raise UserError(f"{place}: {name} {row[name]!r} is not a string of Unicode text")
+    channel = row.get("channel")
+    if channel is not None and not re.fullmatch(r"[0-9]{1,4}", str(channel)):
+        raise UserError(f"{place}: channel {channel!r} is not a number from 0")
+    start, end = _stretch(row.get("start", 0.0), row.get("end"), place)
+    derived = re.sub(r"\s+", "_", Path(row["path"]).with_suffix("").as_posix().replace("/", "-"))
+    identifier = row.get("id", derived)
     return Utterance(
         id=identifier,
-        audio=folder / name,
-        text=None if row.get("text") is None else str(row["text"]),
-        speaker=str(row.get("speaker") or identifier),
+        audio=folder / row["path"],
+        text=row.get("text"),
+        speaker=row.get("speaker", identifier),
         source=place,
-        start=float(row.get("start") or 0.0),
-        end=None if row.get("end") is None else float(row["end"]),
-        channel=None if row.get("channel") is None else int(row["channel"]),
+        start=start,
+        end=end,
+        channel=None if channel is None else int(channel),
     )
+
+
+def _can_be_written(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
