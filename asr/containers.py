@@ -48,7 +48,7 @@ def _check(file: io.BufferedReader, size: int) -> float | None:
         _check_wav(file, size, ">" if kind == b"RIFX" else "<")
     elif kind == b"FORM" and form in (b"AIFF", b"AIFC"):
         _check_claim(file, size, b"SSND", ">")
-    elif kind in (b".snd", b"dns."):
+    elif kind in (b".snd", b"dns.") and len(start) == 12:
         order = ">" if kind == b".snd" else "<"
         offset, claim = struct.unpack(f"{order}II", start[4:12])
         _compare(claim, size - offset, unknown=0xFFFF_FFFF)

@@ -354,6 +354,16 @@ def test_a_sphere_header_that_makes_no_sense_is_rejected(tmp_path, count):
     assert judge(write(tmp_path / "a.sph", data))[1].reason in ("truncated", "not-audio")
 
 
+@pytest.mark.parametrize(
+    "start", [b"RIFF", b"RF64", b"FORM", b".snd", b"dns.", b"OggS", b"NIST_1A"]
+)
+@pytest.mark.parametrize("length", [0, 3, 8, 40])
+def test_a_file_that_ends_in_its_header_is_rejected(tmp_path, start, length):
+    more = (b"\0\0\0\0WAVEds64" if start in (b"RIFF", b"RF64") else b"\1\2") + bytes(40)
+    verdict = judge(write(tmp_path / "a.wav", start + more[:length]))[1]
+    assert verdict.reason in ("not-audio", "truncated", "no-samples", "absurd-rate")
+
+
 def test_clipped_audio_is_only_loud(tmp_path):
     assert np.abs(heard(write(tmp_path / "a.wav", pcm(np.sign(wave()))))).max() > 0.99
 
