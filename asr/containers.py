@@ -53,7 +53,7 @@ def _check(file: io.BufferedReader, size: int) -> float | None:
         offset, claim = struct.unpack(f"{order}II", start[4:12])
         _compare(claim, size - offset, unknown=0xFFFF_FFFF)
     elif kind == b"OggS":
-        return _check_ogg(file, size)
+        return _check_ogg(file)
     elif start[:7] == b"NIST_1A":
         _check_sphere(file, size)
     return None
@@ -122,7 +122,7 @@ def _check_sphere(file: io.BufferedReader, size: int) -> None:
         raise Fault("truncated", f"the header claims {claim} bytes, {there} are there")
 
 
-def _check_ogg(file: io.BufferedReader, size: int) -> float | None:
+def _check_ogg(file: io.BufferedReader) -> float | None:
     """Walk through the pages of an Ogg file; the seconds that its last one tells.
 
     Raise Fault for a page that is missing, damaged or cut short, and for several streams, of which

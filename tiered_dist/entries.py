@@ -83,7 +83,7 @@ def decode(
     ]
     positions, signs = (torch.cat(parts) for parts in zip(*decoded, strict=True))
     if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < total:
-        raise NotThisModel("a message has entries that do not fit the model")
+        raise NotThisModel
     sums = codec.count(positions, signs, scratch)
     parameter = torch.searchsorted(ends.to(out.device), positions, right=True)
     out[positions] = sums * values.to(out.device)[parameter]
@@ -97,12 +97,12 @@ def from_words(body: Tensor, count: int, total: int, capacity: int) -> tuple[Ten
     if not _is_short(total, capacity):
         entries = body[:count]
         if len(entries) != count:
-            raise NotThisModel("a message has entries that do not fit the model")
+            raise NotThisModel
         return (entries >> 1).long(), _sign(entries)
     stretches = _stretches(total)
     halves = body.view(torch.int16)[: stretches + count].to(torch.int32) & MOST_IN_STRETCH
     if int(halves[:stretches].sum()) != count or len(halves) != stretches + count:
-        raise NotThisModel("a message has entries that do not fit the model")
+        raise NotThisModel
     numbers = torch.arange(stretches, device=body.device)
     entries = halves[stretches:]
     first = numbers.repeat_interleave(halves[:stretches].long()) << STRETCH_BITS

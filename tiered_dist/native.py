@@ -30,6 +30,9 @@ log = logging.getLogger("tiered_dist")
 class NotThisModel(ValueError):
     """A message's body has entries that the model does not."""
 
+    def __init__(self) -> None:
+        super().__init__("a message has entries that do not fit the model")
+
 
 @dataclasses.dataclass(frozen=True)
 class Native:
@@ -143,7 +146,7 @@ def in_c(library: Path) -> Native:
         parameters = (ends.data_ptr(), values.data_ptr())
         model = (out.numel(), scratch.data_ptr(), out.data_ptr())
         if decodes(*messages, *told, *parameters, *model):
-            raise NotThisModel("a message has entries that do not fit the model")
+            raise NotThisModel
 
     return Native(accumulate_in_c, decode_in_c)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import logging
 import lzma
 import re
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from asr.errors import UserError
-from asr.files import write_json
+from asr.files import read_json, write_json
 
 BLOCK = 1 << 20
 ATTEMPTS = 5
@@ -138,7 +137,7 @@ def _check(archive: Archive, path: Path, remedy: str) -> None:
     status = path.stat()
     facts = {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, kind: expected}
     record = path.with_name(path.name + ".checked.json")
-    if record.exists() and json.loads(record.read_text()) == facts:
+    if record.exists() and read_json(record) == facts:
         return
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, kind).hexdigest()
