@@ -127,9 +127,16 @@ def run(workspace: Workspace) -> None:
     Writes, for every split and speed, the cuts with features attached (``manifest_name``) and
     one file of features; and ``statistics.json``: mean and std (bins,) of train, unperturbed,
     with the configuration they hold for. Raises UserError for audio that vanished or changed
-    since stage 1, and for a full disk.
+    since stage 1, for a full disk, and where stage 1 asked for another sampling rate: audio is
+    resampled to that, by its ``resample``, and never unnoticed.
     """
     config = workspace.config(FeaturesConfig, STAGE)
+    asked = workspace.require("manifests")["parameters"]["sample_rate"]
+    if asked != config.fbank.sampling_rate:
+        raise UserError(
+            f"fbank.sampling_rate is {config.fbank.sampling_rate} Hz, but stage 1's sample_rate "
+            f"{asked} Hz; make them the same in conf/features.yaml and conf/manifests.yaml"
+        )
     splits = workspace.require("corpus")["counts"]["splits"]
     manifests = workspace.directory("manifests")
 

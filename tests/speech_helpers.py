@@ -69,7 +69,8 @@ def make_cut(name: str, num_samples: int, text: str, source: str) -> MonoCut:
 def finish_stage(root: Path, stage: str, counts: dict) -> None:
     """A marker as a stage that has run leaves it."""
     (root / stage).mkdir(parents=True, exist_ok=True)
-    (root / stage / "stage.json").write_text(json.dumps({"counts": counts}))
+    marker = {"counts": counts, "parameters": {"sample_rate": RATE}}
+    (root / stage / "stage.json").write_text(json.dumps(marker))
 
 
 def write_manifests(root: Path, cuts: dict[str, list[MonoCut]]) -> None:

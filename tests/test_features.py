@@ -339,6 +339,13 @@ def test_audio_of_another_rate_is_resampled(tmp_path):
     assert np.abs(found[0][2:-2, low] - found[1][2:-2, low]).mean() < 0.1
 
 
+def test_another_rate_than_stage_1_asked_for_is_an_error(tmp_path):
+    small_corpus(tmp_path)
+    telephone = ("fbank.sampling_rate=8000", "fbank.high_freq=3800")
+    with pytest.raises(UserError, match=r"8000 Hz, but stage 1's sample_rate 16000 Hz"):
+        features.run(workspace(tmp_path, *telephone))
+
+
 def test_the_mean_of_all_channels(tmp_path):
     both = np.stack([speech_like(1, seed=1), speech_like(1, seed=2)], axis=1)
     soundfile.write(tmp_path / "two.flac", both, RATE)
