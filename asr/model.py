@@ -110,6 +110,17 @@ class AcousticModel(nn.Module):
         return torch.lstm(sequence, (h, c), weights, True, 1, 0.0, self.training, False, True)[0]
 
 
+def check_bf16(device: torch.device) -> None:
+    """UserError where an LSTM cannot run in bf16: on CPUs without AVX-512, oneDNN has none."""
+    try:
+        with torch.autocast(device.type, torch.bfloat16), torch.no_grad():
+            nn.LSTM(2, 2, device=device)(torch.zeros(1, 1, 2, device=device))
+    except RuntimeError as error:
+        raise UserError(
+            f"bf16=true: this {device.type} has no LSTM in bf16 ({error}); set bf16=false"
+        ) from None
+
+
 def reverse(sequence: Tensor, lengths: Tensor) -> Tensor:
     """Sequences ``(N, T, D)`` back to front within their ``lengths`` ``(N,)``; the rest stays."""
     position = torch.arange(sequence.shape[1], device=sequence.device)

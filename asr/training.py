@@ -18,7 +18,7 @@ from asr.decode import recognise
 from asr.errors import UserError
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_json
-from asr.model import AcousticModel, save_model
+from asr.model import AcousticModel, check_bf16, save_model
 from asr.stages import Workspace
 from asr.tokens import Tokenizer
 from asr.train_config import TrainConfig
@@ -84,6 +84,8 @@ class SystemTrainer:
             )
         torch.manual_seed(config.seed)  # the same model on every rank
         self.device = local_device()
+        if config.bf16:
+            check_bf16(self.device)
         splits = workspace.require("corpus")["counts"]["splits"]
         statistics = read_json(workspace.directory("features") / STATISTICS)
         self.tokenizer = Tokenizer(workspace.directory("tokens") / "tokens.model")
