@@ -8,8 +8,9 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +35,9 @@ class UtteranceSet:
 
     ``tokens`` is stage 3's ``<split>.jsonl``; ``features`` are stage 2's manifests of the same
     utterances, one a speed, the unperturbed one first. ``frames`` (n,) and ``speed_frames``
-    (n, speeds), int64, count 10 ms frames. Raises UserError when the files do not fit together.
-    Nothing but arrays is kept, so that forked workers share the memory.
+    (n, speeds), int64, count 10 ms frames; ``corpora`` are the names that ``corpus`` (n,) counts
+    from 0. Raises UserError when the files do not fit together. Nothing but arrays is kept, so
+    that forked workers share the memory.
     """
 
     def __init__(self, tokens: Path, features: Sequence[Path]) -> None:
@@ -43,6 +45,8 @@ class UtteranceSet:
         self._ids = np.array([row["id"].encode() for row in rows], dtype=np.bytes_)
         self._token_ends = np.cumsum([0, *(len(row["tokens"]) for row in rows)])
         self._tokens = np.array([token for row in rows for token in row["tokens"]], dtype=np.int32)
+        self.corpora = sorted({row["corpus"] for row in rows})
+        self.corpus = np.array([self.corpora.index(row["corpus"]) for row in rows], dtype=np.int64)
         self._paths: list[Path] = []
         self._extents = np.zeros((len(rows), len(features), 3), dtype=np.int64)
         for speed, manifest in enumerate(features):
@@ -88,8 +92,9 @@ class UtteranceSet:
 class Plan:
     """The batches of one epoch.
 
-    Batch ``b`` is ``order[starts[b]:starts[b + 1]]``, indices of utterances; ``steps`` (steps,
-    workers) says which batch each worker takes at each step, NO_BATCH for none.
+    Batch ``b`` is ``order[starts[b]:starts[b + 1]]``, indices into the ``frames`` that were
+    planned; ``steps`` (steps, workers) says which batch each worker takes at each step, NO_BATCH
+    for none.
     """
 
     order: np.ndarray
@@ -100,7 +105,7 @@ class Plan:
         return len(self.steps)
 
     def batch(self, step: int, worker: int) -> np.ndarray | None:
-        """Indices of the utterances of a worker's batch; None if it has none at this step."""
+        """Indices that make up a worker's batch; None if it has none at this step."""
         number = self.steps[step, worker]
         if number == NO_BATCH:
             return None
@@ -127,7 +132,28 @@ def epoch_plan(frames: np.ndarray, epoch: int, seed: int, batch_frames: int, wor
     shuffled = random.permutation(len(frames))
     order = shuffled[np.argsort(lengths[shuffled], kind="stable")]
     starts = _batch_starts(lengths[order], batch_frames)
-    return Plan(order, starts, _assign(len(starts) - 1, workers, random))
+    return Plan(order, starts, _assign(np.arange(len(starts) - 1), workers, random))
+
+
+def deal_again(plan: Plan, done: int, workers: int, random: np.random.Generator) -> Plan:
+    """The plan of the batches that are left after ``done`` steps, for another number of workers."""
+    left = plan.steps[done:]
+    return Plan(plan.order, plan.starts, _assign(np.sort(left[left != NO_BATCH]), workers, random))
+
+
+def weighted(corpus: np.ndarray, weights: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Indices of the utterances of an epoch, ascending, where each corpus has its weight.
+
+    ``corpus`` (n,) says which of the ``weights`` (corpora,) is an utterance's. At weight 2.3 all
+    of a corpus are in it twice, and a random 30 % once more; at 1 all once.
+    """
+    chosen = []
+    for number, weight in enumerate(weights.tolist()):
+        members = np.flatnonzero(corpus == number)
+        chosen += [members] * int(weight)
+        more = round((weight - int(weight)) * len(members))
+        chosen.append(random.choice(members, more, replace=False) if more else members[:0])
+    return np.sort(np.concatenate(chosen))
 
 
 def _rounded_up(frames: np.ndarray) -> np.ndarray:
@@ -149,12 +175,11 @@ def _batch_starts(lengths: np.ndarray, batch_frames: int) -> np.ndarray:
     return np.array([*starts, len(lengths)])
 
 
-def _assign(batches: int, workers: int, random: np.random.Generator) -> np.ndarray:
-    """Deal batches, ascending by duration, to (steps, workers)."""
-    full, left = divmod(batches, workers)
+def _assign(numbers: np.ndarray, workers: int, random: np.random.Generator) -> np.ndarray:
+    """Deal batches, their numbers ascending by duration, to (steps, workers)."""
+    full, left = divmod(len(numbers), workers)
     # The batches that do not fill a step come from anywhere, lest they always be the longest.
     first = workers * random.integers(full, endpoint=True)
-    numbers = np.arange(batches)
     last = numbers[first : first + left]
     steps = np.concatenate([numbers[:first], numbers[first + left :]]).reshape(full, workers)
     steps = random.permutation(random.permuted(steps, axis=1))
@@ -196,13 +221,24 @@ def collate(
     )
 
 
+class EpochPlan(NamedTuple):
+    """``plan`` of an epoch's batches over ``members`` (m,), indices of utterances, one of which
+    may stand there several times, each time at a speed of its own (``speeds`` (m,))."""
+
+    plan: Plan
+    members: np.ndarray
+    speeds: np.ndarray
+
+
 class BatchStream:
     """One worker's batches over ``epochs`` epochs, None at a step where only others have one.
 
     Every worker's stream has the same number of steps, ``len(stream)``, resumed or not. With
-    ``augment``, masked cells take ``mean`` (F,). Iterating goes on from the current position,
-    which ``state_dict`` saves and ``load_state_dict`` restores without reading the batches
-    before it. Raises UserError for an utterance longer than ``batch_frames`` (10 ms frames).
+    ``augment``, masked cells take ``mean`` (F,). ``weights`` (by corpus, 1 where none is given)
+    say how often an epoch has a corpus' utterances. Iterating goes on from the current position,
+    which ``state_dict`` saves and ``load_state_dict`` restores without reading the batches before
+    it. Raises UserError for an utterance longer than ``batch_frames`` (10 ms frames), and for
+    weights of a corpus that there is none of.
     """
 
     def __init__(
@@ -216,6 +252,7 @@ class BatchStream:
         batch_frames: int,
         augment: SpecAugmentConfig | None = None,
         mean: np.ndarray | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         if augment is not None and mean is None:
             raise ValueError("augment needs the mean that masked cells take")
@@ -228,35 +265,44 @@ class BatchStream:
         self.batch_frames = batch_frames
         self.augment = augment
         self.mean = mean
+        self.weights = _by_corpus(utterances, weights or {})
         self._epoch = 0
         self._step = 0
+        # Worlds of other sizes that had this epoch before: (workers, steps that they did of it).
+        self._before: tuple[tuple[int, int], ...] = ()
         # The last epoch's plan only: they are large.
         self._planned = functools.lru_cache(maxsize=1)(self._make_plan)
 
     def __len__(self) -> int:
-        if self.utterances.speed_frames.shape[1] == 1:
-            return self.epochs * len(self.plan(0))
-        return sum(len(self.plan(epoch)) for epoch in range(self.epochs))
+        if self.utterances.speed_frames.shape[1] == 1 and self.weights is None:
+            return self.epochs * len(self._planned(0, ()).plan)
+        return sum(len(self._planned(epoch, ()).plan) for epoch in range(self.epochs))
 
     def __iter__(self) -> Iterator[Batch | None]:
         while self._epoch < self.epochs:
-            plan, speeds = self._planned(self._epoch)
-            while self._step < len(plan):
-                indices = plan.batch(self._step, self.worker)
+            planned = self._planned(self._epoch, self._before)
+            while self._step < len(planned.plan):
+                indices = planned.plan.batch(self._step, self.worker)
                 self._step += 1
-                yield None if indices is None else self._load(indices, speeds)
-            self._epoch, self._step = self._epoch + 1, 0
+                yield None if indices is None else self._load(indices, planned)
+            self._epoch, self._step, self._before = self._epoch + 1, 0, ()
 
     def plan(self, epoch: int) -> Plan:
-        """The batches of an epoch, of all workers."""
-        return self._planned(epoch)[0]
+        """The batches of an epoch, of all workers; of the current one, those they began with."""
+        return self._planned(epoch, self._before if epoch == self._epoch else ()).plan
 
     @property
     def done(self) -> float:
         """The share of all epochs handed out, from 0 to 1, whatever the number of workers."""
         if self._epoch == self.epochs:
             return 1.0
-        return (self._epoch + self._step / len(self.plan(self._epoch))) / self.epochs
+        plan = self.plan(self._epoch)
+        earlier = 0.0
+        if self._before:
+            earlier = 1 - np.count_nonzero(plan.steps != NO_BATCH) / (len(plan.starts) - 1)
+        # A world that takes over at an epoch's end may have nothing left of it.
+        share = earlier + (1 - earlier) * self._step / max(1, len(plan))
+        return (self._epoch + share) / self.epochs
 
     @property
     def remaining(self) -> int:
@@ -264,51 +310,80 @@ class BatchStream:
         later = range(self._epoch, self.epochs)
         return sum(len(self.plan(epoch)) for epoch in later) - self._step
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The position after the batch handed out last."""
-        return {"epoch": self._epoch, "step": self._step, "workers": self.workers}
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            "workers": self.workers,
+            "before": [list(world) for world in self._before],
+        }
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to a saved position; under another number of workers, to the nearest one.
-
-        There the rest of the epoch may repeat some utterances and lack others.
-        """
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position. Another number of workers shares what is left of the epoch, so
+        that every utterance is still in it as often as it would have been."""
         self._epoch, self._step = state["epoch"], state["step"]
+        self._before = tuple((workers, steps) for workers, steps in state["before"])
         if state["workers"] != self.workers:
-            self._step = self._step * state["workers"] // self.workers
+            self._before += ((state["workers"], self._step),)
+            self._step = 0
             log.warning(
-                "resumed with %d workers instead of %d: epoch %d goes on at step %d with other "
-                "batches",
-                *(self.workers, state["workers"], self._epoch + 1, self._step),
+                "resumed with %d workers instead of %d: they share the %d steps' worth of "
+                "batches that are left of epoch %d",
+                *(self.workers, state["workers"], len(self.plan(self._epoch)), self._epoch + 1),
             )
 
-    def _make_plan(self, epoch: int) -> tuple[Plan, np.ndarray]:
-        """The plan, and the speed index of every utterance."""
-        frames = self.utterances.speed_frames
-        speeds = self._choose_speeds(epoch)
-        chosen = frames[np.arange(len(frames)), speeds]
-        return epoch_plan(chosen, epoch, self.seed, self.batch_frames, self.workers), speeds
+    def _make_plan(self, epoch: int, before: tuple[tuple[int, int], ...]) -> EpochPlan:
+        members = np.arange(len(self.utterances))
+        if self.weights is not None:
+            random = np.random.default_rng([self.seed, epoch, 2])
+            members = weighted(self.utterances.corpus, self.weights, random)
+        speeds = self._choose_speeds(epoch, len(members))
+        frames = self.utterances.speed_frames[members, speeds]
+        worlds = [workers for workers, _ in before] + [self.workers]
+        plan = epoch_plan(frames, epoch, self.seed, self.batch_frames, worlds[0])
+        for number, (_, steps) in enumerate(before):
+            random = np.random.default_rng([self.seed, epoch, 3, number])
+            plan = deal_again(plan, steps, worlds[number + 1], random)
+        return EpochPlan(plan, members, speeds)
 
-    def _choose_speeds(self, epoch: int) -> np.ndarray:
-        utterances, choices = len(self.utterances), self.utterances.speed_frames.shape[1]
+    def _choose_speeds(self, epoch: int, number: int) -> np.ndarray:
+        choices = self.utterances.speed_frames.shape[1]
         # All at once: a seed for each of 700,000 utterances would take seconds an epoch.
-        return np.random.default_rng([self.seed, epoch, 1]).integers(choices, size=utterances)
+        return np.random.default_rng([self.seed, epoch, 1]).integers(choices, size=number)
 
-    def _load(self, indices: np.ndarray, speeds: np.ndarray) -> Batch:
+    def _load(self, indices: np.ndarray, planned: EpochPlan) -> Batch:
         # An epoch's last batch has been handed out while self._epoch still is its epoch.
-        epoch, members = self._epoch, indices.tolist()
-        features = [self.utterances.load(index, speeds[index]) for index in members]
+        epoch, members = self._epoch, planned.members[indices].tolist()
+        speeds = planned.speeds[indices].tolist()
+        features = [self.utterances.load(*which) for which in zip(members, speeds, strict=True)]
         if self.augment is not None and self.mean is not None:
+            # Which of its occurrences in the epoch this is.
+            copies = indices - np.searchsorted(planned.members, planned.members[indices])
             for position, index in enumerate(members):
-                generator = np.random.default_rng(self._seed("augment", epoch, index))
+                seed = self._mask_seed(epoch, index, int(copies[position]))
                 features[position] = spec_augment(
-                    features[position], self.augment, self.mean, generator
+                    features[position], self.augment, self.mean, np.random.default_rng(seed)
                 )
         ids = [self.utterances.id(index) for index in members]
         return collate(ids, features, [self.utterances.tokens(index) for index in members])
 
-    def _seed(self, purpose: str, epoch: int, index: int) -> int:
-        return stable_seed(purpose, self.seed, epoch, self.utterances.id(index))
+    def _mask_seed(self, epoch: int, index: int, copy: int) -> int:
+        occurrence = ("augment", self.seed, epoch, self.utterances.id(index))
+        return stable_seed(*occurrence, copy) if copy else stable_seed(*occurrence)
+
+
+def _by_corpus(utterances: UtteranceSet, weights: Mapping[str, float]) -> np.ndarray | None:
+    """The weights (corpora,) of an utterance set's corpora; None where all are 1."""
+    unknown = sorted(set(weights) - set(utterances.corpora))
+    if unknown:
+        raise UserError(
+            f"weights: there is no corpus {unknown[0]!r} in train; it has "
+            f"{', '.join(utterances.corpora)}"
+        )
+    if all(weight == 1 for weight in weights.values()):
+        return None
+    return np.array([weights.get(name, 1.0) for name in utterances.corpora])
 
 
 def _check_lengths(utterances: UtteranceSet, batch_frames: int) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,14 @@ class AcousticModel(nn.Module):
             hidden = torch.cat([forward, reverse(back, lengths)], dim=-1)
         return hidden
 
-    def _one_direction(self, sequence: Tensor, weights: list[Tensor]) -> Tensor:
+    def _one_direction(self, sequence: Tensor, weights: Sequence[Tensor]) -> Tensor:
         batch = sequence.shape[0]
         h = sequence.new_zeros(1, batch, self.config.projection or self.config.hidden)
         c = sequence.new_zeros(1, batch, self.config.hidden)
         # One layer, with biases, without dropout, one direction, batch first.
-        return torch.lstm(sequence, (h, c), weights, True, 1, 0.0, self.training, False, True)[0]
+        return torch.lstm(
+            sequence, (h, c), list(weights), True, 1, 0.0, self.training, False, True
+        )[0]
 
 
 def check_bf16(device: torch.device) -> None:

@@ -206,6 +206,7 @@ def _encode(cut: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "id": cut.id,
         "speaker": supervision.speaker,
+        "corpus": cut.custom["corpus"],
         "text": supervision.text,
         "duration": cut.duration,
         "frames": cut.features.num_frames,

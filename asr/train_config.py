@@ -113,6 +113,8 @@ class TrainConfig:
     are spread over the run, all but the last with a checkpoint. ``max_not_finite`` is the share
     of a subgroup's gradients with NaN or infinity above which training stops; ``max_density`` is
     what the mean sent density after the ramp must not exceed for a GTC run to count as done.
+    ``corpus_weights`` says how often an epoch has a corpus' utterances, where not once: at 1.5
+    all of them, and a random half again.
     """
 
     title: str
@@ -133,6 +135,7 @@ class TrainConfig:
     inner: InnerConfig = dataclasses.field(default_factory=InnerConfig)
     outer: OuterConfig = dataclasses.field(default_factory=OuterConfig)
     augment: SpecAugmentConfig | None = None
+    corpus_weights: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("workers", "epochs", "batch_frames", "evaluations"):
@@ -148,6 +151,9 @@ class TrainConfig:
             raise ValueError(f"clip={self.clip}: must be positive, or null")
         if not self.optimizer.learning_rate > 0:
             raise ValueError(f"optimizer.learning_rate={self.optimizer.learning_rate}: above 0")
+        for corpus, weight in self.corpus_weights.items():
+            if not 0 <= weight <= 100:
+                raise ValueError(f"corpus_weights.{corpus}={weight}: from 0 to 100")
         if not 0 <= self.inner.ramp <= 1:
             raise ValueError(f"inner.ramp={self.inner.ramp}: a fraction of all steps, 0 to 1")
         self.inner.make(steps=1)  # the library checks its own settings

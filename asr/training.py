@@ -104,6 +104,7 @@ class SystemTrainer:
             batch_frames=config.batch_frames,
             augment=config.augment,
             mean=mean.numpy(),
+            weights=config.corpus_weights,
         )
         self.dev = UtteranceSet.of_split(workspace, splits["dev"])
         listing = read_jsonl(workspace.directory("tokens") / f"{splits['dev']}.jsonl")

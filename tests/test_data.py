@@ -135,7 +135,9 @@ def test_utterance_set_reads_tokens_and_features(tmp_path):
 def test_tokens_without_features_are_named(tmp_path):
     make_set(tmp_path)
     path = tmp_path / "tokens" / "train.jsonl"
-    path.write_text(path.read_text() + json.dumps({"id": "stray", "tokens": [2]}) + "\n")
+    path.write_text(
+        path.read_text() + json.dumps({"id": "stray", "corpus": "test", "tokens": [2]}) + "\n"
+    )
     with pytest.raises(UserError, match="no features of utterance stray"):
         UtteranceSet.of_split(workspace(tmp_path), "train")
     path.unlink()
@@ -266,7 +268,9 @@ def test_stream_resumes_at_every_step(tmp_path, speeds):
 def test_resuming_reads_no_earlier_batches(tmp_path, monkeypatch):
     utterances = make_set(tmp_path)
     resumed = stream(utterances, 0, 1, epochs=50)
-    resumed.load_state_dict({"epoch": 49, "step": len(resumed) // 50 - 1, "workers": 1})
+    resumed.load_state_dict(
+        {"epoch": 49, "step": len(resumed) // 50 - 1, "workers": 1, "before": []}
+    )
     reads = []
     load = UtteranceSet.load
     monkeypatch.setattr(UtteranceSet, "load", lambda *args: reads.append(1) or load(*args))
@@ -274,14 +278,99 @@ def test_resuming_reads_no_earlier_batches(tmp_path, monkeypatch):
     assert len(reads) == len(batch.ids)
 
 
-def test_other_number_of_workers_goes_on_at_about_the_same_place(tmp_path, caplog):
+def test_other_numbers_of_workers_share_what_is_left_of_the_epoch(tmp_path, caplog):
+    utterances = make_set(tmp_path, n=55, speeds=SPEEDS)
+    everything = unpack(stream(utterances, 0, 1, epochs=1))
+
+    def go_on(state, workers, steps):
+        """What all workers see in ``steps`` steps from ``state`` on, and where they are then."""
+        found, states, done = [], [], []
+        for worker in range(workers):
+            source = stream(utterances, worker, workers, epochs=1)
+            if state is not None:
+                source.load_state_dict(json.loads(json.dumps(state)))
+            left = source.remaining
+            found += [batch for _, batch in zip(range(steps), source, strict=False)]
+            states.append(source.state_dict())
+            done.append(source.done)
+            assert source.remaining == max(0, left - steps)
+        assert all(other == states[0] for other in states)
+        assert len(set(done)) == 1
+        return unpack(found), states[0], done[0]
+
+    first, state, share_first = go_on(None, 3, 2)
+    second, state, share_second = go_on(state, 2, 2)
+    assert "2 workers instead of 3" in caplog.text
+    third, _, share = go_on(state, 4, 99)
+    assert 0 < share_first < share_second < share == 1
+    assert min(len(first), len(second), len(third)) > 0
+    by_name = sorted([*first, *second, *third], key=lambda item: item[0])
+    assert len(by_name) == len(everything)
+    for seen, (name, features, ids) in zip(by_name, sorted(everything), strict=True):
+        assert seen[0] == name
+        np.testing.assert_array_equal(seen[1], features)
+        assert seen[2] == ids
+
+
+def test_another_number_of_workers_may_take_over_at_an_epochs_end(tmp_path):
     utterances = make_set(tmp_path)
-    before = stream(utterances, 0, 1)
-    after = stream(utterances, 0, 4)
-    half = len(before) // 4  # half of the first of two epochs
-    after.load_state_dict({"epoch": 0, "step": half, "workers": 1})
-    assert "4 workers instead of 1" in caplog.text
-    assert len(list(after)) == len(after) - half // 4
+    before, after = stream(utterances, 0, 1), stream(utterances, 0, 2)
+    for _ in range(len(before) // 2):
+        next(iter(before))
+    after.load_state_dict(before.state_dict())
+    assert after.done == before.done == 0.5
+    assert after.remaining == len(list(after)) == len(after) // 2
+    assert after.done == 1
+
+
+def two_corpora(root):
+    """23 utterances, of which every third is of corpus b."""
+    utterances = make_set(root)
+    utterances.corpora = ["a", "b"]
+    utterances.corpus = (np.arange(23) % 3 == 0).astype(np.int64)
+    return utterances
+
+
+def test_a_corpus_is_seen_as_often_as_its_weight_says(tmp_path):
+    utterances = two_corpora(tmp_path)
+    weights = {"b": 2.5, "a": 0.4}
+    seen: list[dict] = [{}, {}, {}]
+    for worker in range(2):
+        source = BatchStream(
+            utterances,
+            worker=worker,
+            workers=2,
+            epochs=3,
+            seed=3,
+            batch_frames=900,
+            augment=AUGMENT,
+            mean=np.zeros(64, np.float32),
+            weights=weights,
+        )
+        steps = 0
+        for batch in source:
+            steps += 1
+            for name, features, _ in unpack([batch]):
+                seen[source.state_dict()["epoch"]].setdefault(name, []).append(features)
+        assert steps == len(source)
+    for epoch in seen:
+        numbers = {name: len(copies) for name, copies in epoch.items()}
+        of_b = [numbers.pop(f"u{i}") for i in range(0, 23, 3)]
+        assert sorted(of_b) == [2] * 4 + [3] * 4
+        assert list(numbers.values()) == [1] * 6  # 0.4 of 15
+        copies = epoch["u21"]
+        assert not np.array_equal(copies[0], copies[1])  # masked anew
+    assert len({frozenset(epoch) for epoch in seen}) > 1  # other ones of a in other epochs
+
+
+def test_weights_of_one_change_nothing_and_strangers_are_named(tmp_path):
+    utterances = two_corpora(tmp_path)
+    settings = {"worker": 0, "workers": 1, "epochs": 1, "seed": 3, "batch_frames": 900}
+    plain = unpack(BatchStream(utterances, **settings))
+    weighted = unpack(BatchStream(utterances, **settings, weights={"a": 1, "b": 1.0}))
+    assert [item[0] for item in plain] == [item[0] for item in weighted]
+    with pytest.raises(UserError, match="no corpus 'c' in train; it has a, b"):
+        BatchStream(utterances, **settings, weights={"c": 2})
 
 
 def test_utterance_too_long_for_a_batch_is_named(tmp_path):
