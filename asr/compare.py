@@ -219,6 +219,7 @@ def format_report(report: Mapping[str, Any]) -> str:
     sections = [
         ("Systems", [f"{row['system']}: {row['title']}" for row in report["systems"]]),
         ("Word error rates", _rates_table(report)),
+        ("Word error rates by corpus", _corpora_table(report)),
         (f"Differences to {report['baseline']}, paired", _differences_table(report)),
         ("Training, bytes as sent by each worker", _training_table(report["systems"])),
         ("Worst utterances", _worst_lines(report["worst"])),
@@ -266,6 +267,7 @@ def _describe_system(
             "substitutions": row["substitutions"],
             "interval": row["interval"],
             "missing": len(row["missing"]),
+            "corpora": row["corpora"],
             "relative": _relative(row["wer"], baseline.rates[test_set]["wer"]),
         }
     return {**result.summary, "system": result.system, "rates": rates}
@@ -324,6 +326,21 @@ def _rates_table(report: Mapping[str, Any]) -> list[str]:
                 ]
             )
     return table(header, rows, left=2)
+
+
+def _corpora_table(report: Mapping[str, Any]) -> list[str]:
+    """Rates by corpus in the test sets that are of several."""
+    rows = []
+    for test_set in report["test_sets"]:
+        for system in report["systems"]:
+            corpora = system["rates"][test_set]["corpora"]
+            for corpus, rate in corpora.items() if len(corpora) > 1 else ():
+                errors = f"{rate['errors']} / {rate['words']}"
+                row = [system["system"], test_set, corpus, _number(rate["wer"], ".2f"), errors]
+                rows.append(row)
+    return (
+        table(["system", "test set", "corpus", "WER %", "errors / words"], rows, 3) if rows else []
+    )
 
 
 def _differences_table(report: Mapping[str, Any]) -> list[str]:

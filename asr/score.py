@@ -209,22 +209,21 @@ def _score_system(
         decoded = workspace.directory(f"decode/{system}") / test_set
         score = score_files(decoded / "ref.txt", decoded / "hyp.txt")
         listing = workspace.directory("tokens") / f"{test_set}.jsonl"
-        speakers = {row["id"]: row["speaker"] for row in read_jsonl(listing)}
+        rows = {row["id"]: row for row in read_jsonl(listing)}
         files = [directory / test_set / name for name in ("wer.txt", "per_utt.txt", "wer.json")]
         write_text(files[0], f"{score.wer_line()}\n{score.ser_line()}\n")
         write_alignments(files[1], score)
-        write_json(files[2], _describe(score, speakers, config))
+        write_json(files[2], _describe(score, rows, config))
         outputs += files
         counts[test_set] = {**dataclasses.asdict(score.total), "missing": len(score.missing)}
         log.info("%s on %s: %s", system, test_set, score.wer_line())
     return StageResult(counts, outputs)
 
 
-def _describe(score: Score, speakers: Mapping[str, str], config: ScoreConfig) -> dict[str, Any]:
-    """The content of wer.json; rates are in per cent."""
-    by_speaker: dict[str, ErrorCounts] = defaultdict(ErrorCounts)
-    for utterance in score.utterances:
-        by_speaker[speakers[utterance.id]] += utterance.counts
+def _describe(
+    score: Score, rows: Mapping[str, Mapping[str, Any]], config: ScoreConfig
+) -> dict[str, Any]:
+    """The content of wer.json; rates are in per cent. ``rows`` say whose each utterance is."""
     return {
         **_describe_counts(score.total),
         "interval": _interval(score, config),
@@ -232,9 +231,20 @@ def _describe(score: Score, speakers: Mapping[str, str], config: ScoreConfig) ->
         "sentence_errors": score.sentence_errors,
         "empty_references": sum(item.counts.words == 0 for item in score.utterances),
         "missing": score.missing,
-        "speakers": {name: _describe_counts(by_speaker[name]) for name in sorted(by_speaker)},
+        "speakers": _describe_by("speaker", score, rows),
+        "corpora": _describe_by("corpus", score, rows),
         "worst": [_describe_utterance(item) for item in score.worst(config.worst)],
     }
+
+
+def _describe_by(
+    key: str, score: Score, rows: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Counts by what ``rows`` give as an utterance's speaker, or corpus."""
+    sums: dict[str, ErrorCounts] = defaultdict(ErrorCounts)
+    for utterance in score.utterances:
+        sums[rows[utterance.id][key]] += utterance.counts
+    return {name: _describe_counts(sums[name]) for name in sorted(sums)}
 
 
 def _describe_counts(counts: ErrorCounts) -> dict[str, Any]:

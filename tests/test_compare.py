@@ -64,7 +64,10 @@ def add_system(workspace, system, share, **changes):
         noise = random.Random(system)
         hypotheses = {name: corrupted(text, share, noise) for name, text in texts.items()}
         write_id_text(folder / "hyp.txt", hypotheses.items())
-        rows = [{"id": name, "speaker": "s"} for name in texts]
+        # Half of test-unseen is of another corpus.
+        odd = "odd" if test_set == "test-unseen" else "even"
+        corpora = {name: odd if int(name[-3:]) % 2 else "even" for name in texts}
+        rows = [{"id": name, "speaker": "s", "corpus": corpora[name]} for name in texts]
         write_jsonl(workspace.directory("tokens") / f"{test_set}.jsonl", rows)
     score.run(workspace)
 
@@ -107,6 +110,16 @@ def test_the_report_of_two_systems(workspace, capsys):
     assert capsys.readouterr().out.startswith(text)
     lines = [line for line in text.splitlines() if str(workspace.root) not in line]
     assert max(map(len, lines)) <= 140
+    by_corpus = report["systems"][1]["rates"]["test-unseen"]["corpora"]
+    assert (
+        sum(rate["errors"] for rate in by_corpus.values())
+        == report["systems"][1]["rates"]["test-unseen"]["errors"]
+    )
+    assert f"{by_corpus['odd']['errors']} / {40 * 9}" in text
+    assert list(report["systems"][1]["rates"]["test-seen"]["corpora"]) == ["even"]
+    assert (
+        len([line for line in lines if "  even  " in line]) == 2
+    )  # one a system, not of test-seen
     for shown in ("0.420%", "12.3", "500.0", "0:04:11", "52346"):
         assert shown in text
     assert report["verdicts"][0] in " ".join(text.split())

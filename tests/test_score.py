@@ -158,7 +158,11 @@ def workspace_with_decoded_system(root):
     write_json(workspace.directory("corpus") / "stage.json", {"counts": {"splits": splits}})
     for stage in ("tokens", "decode/bmuf"):
         write_json(workspace.directory(stage) / "stage.json", {"counts": {}})
-    rows = [{"id": f"u{i}", "speaker": "silent" if i == 4 else f"s{i % 2}"} for i in range(5)]
+    speakers = ["s0", "s1", "s0", "s1", "silent"]
+    rows = [
+        {"id": f"u{i}", "speaker": speaker, "corpus": "ab"[i == 2]}
+        for i, speaker in enumerate(speakers)
+    ]
     write_jsonl(workspace.directory("tokens") / "test.jsonl", rows)
     references = {f"u{i}": "" if i == 4 else "go to the red house" for i in range(5)}
     hypotheses = {**references, "u1": "go to a house", "u4": "uh"}
@@ -179,6 +183,8 @@ def test_the_stage_writes_totals_speakers_missing_and_worst(tmp_path):
     assert report["missing"] == ["u2"]
     assert report["empty_references"] == 1
     assert report["speakers"]["s1"]["errors"] == 2 and report["speakers"]["s1"]["words"] == 10
+    assert report["corpora"]["b"]["wer"] == 100 and report["corpora"]["b"]["words"] == 5
+    assert report["corpora"]["a"]["errors"] == 3
     assert report["speakers"]["silent"]["wer"] is None
     assert report["speakers"]["silent"]["insertions"] == 1
     assert [row["id"] for row in report["worst"]] == ["u2", "u1", "u4"]

@@ -139,6 +139,7 @@ def test_stage_writes_tokens_and_rejects_what_ctc_cannot_align(tmp_path, caplog)
     assert rows(folder / "train.jsonl")[0] == {
         "id": "enough",
         "speaker": "s",
+        "corpus": "test",
         "text": "see",
         "duration": 12 * 160 / RATE,
         "frames": 12,
