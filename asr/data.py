@@ -291,6 +291,15 @@ class BatchStream:
         """The batches of an epoch, of all workers; of the current one, those they began with."""
         return self._planned(epoch, self._before if epoch == self._epoch else ()).plan
 
+    def largest_batch(self) -> Batch:
+        """The current epoch's batch of the most frames, padding included, whoever has it."""
+        planned = self._planned(self._epoch, self._before)
+        lengths = self.utterances.speed_frames[planned.members, planned.speeds]
+        order, starts = planned.plan.order, planned.plan.starts
+        padded = np.maximum.reduceat(lengths[order], starts[:-1]) * np.diff(starts)
+        number = int(np.argmax(padded))
+        return self._load(order[starts[number] : starts[number + 1]], planned)
+
     @property
     def done(self) -> float:
         """The share of all epochs handed out, from 0 to 1, whatever the number of workers."""

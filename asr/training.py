@@ -125,6 +125,7 @@ class SystemTrainer:
     def run(self) -> None:
         """Train to the end, from the last checkpoint if there is one; rank 0 writes the files."""
         self._resume()
+        self._try_largest_batch()
         self.steps = self.trainer.steps + self.stream.remaining  # another world has other steps
         self.evaluation_steps = self._evaluation_steps()
         writer = None
@@ -157,6 +158,26 @@ class SystemTrainer:
         if writer is not None:
             writer.close()
             write_json(self.directory / SUMMARY, self._summary())
+
+    def _try_largest_batch(self) -> None:
+        """Compute its gradient and forget it: too little memory shows now, not hours later.
+
+        UserError where a GPU's memory does not hold it.
+        """
+        if not self.stream.remaining:
+            return
+        state = _random_state(self.device)
+        batch = self.stream.largest_batch()
+        try:
+            self._loss(batch)[0].backward()
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"{self.system}: the largest batch ({tuple(batch.features.shape)} with padding) "
+                f"does not fit into the memory of {self.device}: {error}; lower batch_frames, now "
+                f"{self.config.batch_frames}"
+            ) from None
+        self.optimizer.zero_grad()
+        _set_random_state(state, self.device)
 
     def _step(self, batch: Batch | None) -> float | None:
         factor = self.config.schedule.factor(self.stream.done)

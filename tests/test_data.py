@@ -373,6 +373,17 @@ def test_weights_of_one_change_nothing_and_strangers_are_named(tmp_path):
         BatchStream(utterances, **settings, weights={"c": 2})
 
 
+def test_the_largest_batch_is_that_of_the_most_padded_frames(tmp_path):
+    source = stream(make_set(tmp_path, speeds=SPEEDS), 1, 2, epochs=1)
+    largest = source.largest_batch()
+    assert source.state_dict()["step"] == 0
+    sizes = []
+    for worker in range(2):
+        batches = stream(source.utterances, worker, 2, epochs=1)
+        sizes += [batch.features.shape[:2].numel() for batch in batches if batch is not None]
+    assert largest.features.shape[:2].numel() == max(sizes) > min(sizes)
+
+
 def test_utterance_too_long_for_a_batch_is_named(tmp_path):
     utterances = make_set(tmp_path, speeds=SPEEDS)
     longest = utterances.speed_frames.max()

@@ -1,5 +1,7 @@
 """What a training run is asked, and the check that it was what it is named for."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from asr.errors import UserError
 from asr.schedule import ScheduleConfig
 from asr.train import check_tiers
 from asr.train_config import InnerConfig, OptimizerConfig, OuterConfig, TrainConfig
+from asr.training import SystemTrainer
 from tiered_dist import BMUF, GTC, Dense, DenseInHost, TargetDensity
 
 CONFIG = TrainConfig(
@@ -103,3 +106,47 @@ def test_impossible_runs_are_refused(settings, message):
         TrainConfig(title="x", **settings)
     with pytest.raises(ValueError, match="warmup"):
         ScheduleConfig(warmup=0.5, hold=0.4)
+
+
+class OneBatch:
+    """A stream whose largest batch is known."""
+
+    remaining = 1
+
+    def largest_batch(self):
+        return SimpleNamespace(features=torch.zeros(4, 300, 64))
+
+
+def trainer_of_one_batch(loss):
+    """As much of a SystemTrainer as trying a batch takes."""
+    trainer = object.__new__(SystemTrainer)
+    weight = torch.nn.Parameter(torch.ones(3))
+    trainer.system, trainer.device = "bmuf", torch.device("cpu")
+    trainer.config = TrainConfig(title="", batch_frames=1200)
+    trainer.stream = OneBatch()
+    trainer.optimizer = torch.optim.SGD([weight], lr=1.0)
+    trainer._loss = lambda batch: loss(weight)
+    return trainer, weight
+
+
+def test_the_largest_batch_is_tried_and_leaves_no_trace():
+    tried = []
+
+    def loss(weight):
+        tried.append(torch.rand(1))
+        return (weight.sum() * tried[0].sum(), 1, 0)
+
+    trainer, weight = trainer_of_one_batch(loss)
+    torch.manual_seed(5)
+    trainer._try_largest_batch()
+    assert len(tried) == 1 and weight.grad is None
+    assert torch.equal(torch.rand(1), tried[0])  # the random state is what it was
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_named_with_the_remedy():
+    def loss(weight):
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+
+    trainer, _ = trainer_of_one_batch(loss)
+    with pytest.raises(UserError, match=r"\(4, 300, 64\).*3 GiB; lower batch_frames, now 1200"):
+        trainer._try_largest_batch()
