@@ -39,7 +39,8 @@ class ManifestConfig:
     ends up to ``overhang_seconds`` after its audio is cut there.
 
     ``max_rejected`` is the share of a split's utterances that may be rejected before the stage
-    fails; ``jobs`` processes decode (None: one a core); ``text_version`` states the normaliser.
+    fails, but for those that the corpus itself excludes; ``jobs`` processes decode (None: one a
+    core); ``text_version`` states the normaliser.
     """
 
     sample_rate: int = 16_000
@@ -104,10 +105,10 @@ def build(directory: Path, corpus: Corpus, config: ManifestConfig) -> StageResul
     counts = {}
     for split in examined:
         accepted = [pair for pair in examined[split] if not pair[1].reason]
-        cuts = (_to_cut(*pair, corpus.name) for pair in accepted)
+        cuts = (_to_cut(*pair) for pair in accepted)
         write_cuts(directory / f"{split}.jsonl.gz", cuts)
         counts[split] = _count(accepted, rejected=len(examined[split]) - len(accepted))
-        log.info("%s: %s", split, ", ".join(f"{n} {name}" for name, n in counts[split].items()))
+        _log_counts(split, counts[split])
     outputs = [directory / f"{split}.jsonl.gz" for split in examined]
     return StageResult(
         counts={"splits": counts, "rejected": totals}, outputs=[*outputs, directory / REJECTED]
@@ -190,6 +191,7 @@ def _log_rejected(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
 
 
 def _check_share(split: str, examined: Examined, max_rejected: float, listing: Path) -> None:
+    examined = [pair for pair in examined if pair[1].reason != "excluded"]
     if not examined:
         raise UserError(f"split {split!r} has no utterances; check the corpus and its splits")
     faults = [(utterance, verdict) for utterance, verdict in examined if verdict.reason]
@@ -213,7 +215,7 @@ def _check_share(split: str, examined: Examined, max_rejected: float, listing: P
     )
 
 
-def _to_cut(utterance: Utterance, verdict: Verdict, corpus: str) -> "MonoCut":
+def _to_cut(utterance: Utterance, verdict: Verdict) -> "MonoCut":
     """One utterance as one cut over its stretch of the recording, with one supervision."""
     # Lhotse imports torch, which takes seconds that a skipped stage need not.
     from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
@@ -248,15 +250,42 @@ def _to_cut(utterance: Utterance, verdict: Verdict, corpus: str) -> "MonoCut":
         channel=channel,
         supervisions=[supervision],
         recording=recording,
-        custom={"corpus": corpus} | ({"mix": True} if verdict.channel == "mix" else {}),
+        custom={"corpus": utterance.corpus} | ({"mix": True} if verdict.channel == "mix" else {}),
     )
 
 
 def _count(accepted: Examined, rejected: int) -> dict[str, Any]:
+    by_corpus: dict[str, Examined] = {}
+    for pair in accepted:
+        by_corpus.setdefault(pair[0].corpus, []).append(pair)
     return {
         "utterances": len(accepted),
-        "hours": round(sum(verdict.seconds or 0.0 for _, verdict in accepted) / 3600, 4),
+        "hours": _hours(accepted),
         "words": sum(len(verdict.text.split()) for _, verdict in accepted),
         "speakers": len({utterance.speaker for utterance, _ in accepted}),
         "rejected": rejected,
+        "with_digits": sum(any(map(str.isdigit, verdict.text)) for _, verdict in accepted),
+        "corpora": {
+            name: {"utterances": len(pairs), "hours": _hours(pairs)}
+            for name, pairs in sorted(by_corpus.items())
+        },
     }
+
+
+def _hours(examined: Examined) -> float:
+    return round(sum(verdict.seconds or 0.0 for _, verdict in examined) / 3600, 4)
+
+
+def _log_counts(split: str, counts: Mapping[str, Any]) -> None:
+    numbers = [
+        f"{n} {name}" for name, n in counts.items() if name not in ("with_digits", "corpora")
+    ]
+    log.info("%s: %s", split, ", ".join(numbers))
+    if len(counts["corpora"]) > 1:
+        for name, part in counts["corpora"].items():
+            log.info("%s: of %s: %d utterances, %.4f h", split, name, *part.values())
+    if counts["with_digits"]:
+        log.warning(
+            "%s: %d transcripts have digits, left as they are: how they were read is not known",
+            *(split, counts["with_digits"]),
+        )

@@ -7,7 +7,7 @@ a word error rate holds for one version only.
 import re
 import unicodedata
 
-TEXT_VERSION = 1
+TEXT_VERSION = 2
 
 # NFKC would break some of these into a space and a combining accent, so they go first.
 APOSTROPHES = str.maketrans(dict.fromkeys("’‘‛ʼʻ′´`＇", "'"))
@@ -17,7 +17,10 @@ TAG = re.compile(r"[\[<]\s*([^\[\]<>]*?)\s*[\]>]")
 # Punctuation that is read aloud; the categories S* (symbols such as $ and +) are too.
 SPOKEN_PUNCTUATION = frozenset("%‰&@#§")
 INSIDE_NUMBER = re.compile(r"\d[^\w\s']+\d")
-DETACHED_CLITIC = re.compile(r"(?<=\w)\s+'(s|m|d|ll|re|ve)(?![\w'])")
+# White space before the second part of john 's, they 'll, did n't, don 't.
+DETACHMENT = re.compile(
+    r"(?<=\w)\s+(?=(?:'(?:s|m|d|ll|re|ve)|n't)(?![\w']))|(?<=\wn)\s+(?='t(?![\w']))"
+)
 OUTER_APOSTROPHE = re.compile(r"(?<!\w)'|'(?!\w)")
 # Alphabets whose letters look alike; a word holds letters of one of them.
 LOOKALIKES = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "COPTIC", "CHEROKEE"})
@@ -30,7 +33,8 @@ class UnsafeText(ValueError):
 def normalise(text: str) -> str:
     """Lower-case words, separated by one space; apostrophes inside words are the only signs.
 
-    NFKC; typographic apostrophes become ``'``; a detached clitic (``john 's``) is joined;
+    NFKC; typographic apostrophes become ``'``; a detached clitic (``john 's``,
+    ``don 't``) is joined;
     zero-width characters, tags of noises (``[noise]``) and silent punctuation are removed.
     Digits stay as they are. Normalising twice changes nothing; text without words gives "".
     Raises UnsafeText, with the reason, for what is spoken but not written as words (``5 %``,
@@ -44,7 +48,7 @@ def normalise(text: str) -> str:
     number = INSIDE_NUMBER.search(text)
     if number:
         raise UnsafeText(f"{number[0]!r} inside a number: write it in words, as it was spoken")
-    text = DETACHED_CLITIC.sub(r"'\1", "".join(map(_silence, text)))
+    text = DETACHMENT.sub("", "".join(map(_silence, text)))
     words = OUTER_APOSTROPHE.sub(" ", text).split()
     for word in words:
         _refuse_mixed_alphabets(word)

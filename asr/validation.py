@@ -41,6 +41,7 @@ REASONS = {
     "silent": "all samples are zero; check the recording",
     "too-short": "shorter than min_seconds",
     "too-long": "longer than max_seconds; cut it, or raise max_seconds",
+    "excluded": "the corpus itself marks it as not to be used; nothing to do",
     "empty-text": "the transcript has no words after normalising; training needs some",
     "unsafe-text": "the transcript cannot be normalised without guessing; mend the line",
 }
@@ -266,6 +267,9 @@ def _judge(
     samples, file = 0, str(utterance.audio)
     try:
         samples = _samples_of(utterance, recording, stretch, rules)
+        if utterance.excluded is not None:
+            file = utterance.source
+            raise Fault("excluded", utterance.excluded)
         _check_samples(samples, samples / recording.rate, stretch.peak, rules)
         file = utterance.source
         text = _usable_text(utterance.text, may_be_empty)

@@ -269,11 +269,12 @@ def test_a_sound_corpus_becomes_cuts(tree):
     assert cut.custom == {"corpus": "tiny"}
     assert tree.rejected() == {}
     counts = {"utterances": 4, "hours": 0.0006, "words": 12, "speakers": 1, "rejected": 0}
+    counts |= {"with_digits": 4, "corpora": {"tiny": {"utterances": 4, "hours": 0.0006}}}
     assert tree.marker("manifests")["counts"]["splits"]["train"] == counts
     corpus = tree.marker("corpus")["counts"]
     assert corpus["splits"] == {"train": "train", "dev": "dev", "tests": ["test"]}
     assert corpus["audio_files"] == {"train": 4, "dev": 4, "test": 4}
-    assert corpus["root"] == str(tree.corpus.resolve())
+    assert corpus["parts"]["tiny"]["root"] == str(tree.corpus.resolve())
 
 
 def test_the_same_corpus_gives_the_same_bytes(tree, monkeypatch):

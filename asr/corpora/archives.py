@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import logging
 import lzma
 import re
@@ -22,6 +23,7 @@ from asr.errors import UserError
 from asr.files import read_json, write_json
 
 BLOCK = 1 << 20
+TAR = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz)$")
 ATTEMPTS = 5
 PAUSE_SECONDS = 5.0  # before another attempt, and longer each time
 TIMEOUT_SECONDS = 60.0
@@ -31,7 +33,10 @@ log = logging.getLogger("asr")
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """Where an archive is published, and its checksum if one is: SHA-256 or MD5."""
+    """Where an archive is published, and its checksum if one is: SHA-256 or MD5.
+
+    What is not named as tar archives are is a plain file, which belongs beside the unpacked ones.
+    """
 
     url: str
     sha256: str | None = None
@@ -49,6 +54,11 @@ class Archive:
     def name(self) -> str:
         """The file's name."""
         return PurePosixPath(urlsplit(self.url).path).name
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is no archive, but one file of the corpus."""
+        return TAR.search(self.name) is None
 
 
 def obtain(archives: Sequence[Archive], mirror: Path | None, downloads: Path) -> list[Path]:
@@ -146,17 +156,20 @@ def _check(archive: Archive, path: Path, remedy: str) -> None:
     write_json(record, facts)
 
 
-def unpack(archives: Sequence[Path], into: Path) -> None:
+def unpack(archives: Sequence[Path], into: Path, plain: Sequence[Path] = ()) -> None:
     """Unpack tar archives into the new folder ``into``, which is there when all of it is.
 
-    UserError for a member that would leave the folder, or is neither file nor folder; for a damaged
-    archive; and for a disk without the room.
+    The files ``plain`` are copied into it. UserError for a member that would leave the folder, or
+    is neither file, folder nor link in it; for a damaged archive; and for a disk without the room.
     """
     partial = into.with_name(f".partial-{into.name}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for path in archives:
+    for path in [*archives, *plain]:
         try:
+            if path in plain:
+                shutil.copyfile(path, partial / path.name)
+                continue
             with open(path, "rb") as file, _bar(path, _size(path)) as bar:
                 _unpack(path, file, partial, bar)
         except (
@@ -174,18 +187,35 @@ def unpack(archives: Sequence[Path], into: Path) -> None:
 def _unpack(path: Path, file: IO[bytes], into: Path, bar: tqdm) -> None:
     with tarfile.open(fileobj=file, mode="r:*") as archive:
         for member in archive:
-            place = PurePosixPath(member.name)
-            if place.is_absolute() or ".." in place.parts:
+            if not _stays_inside(member, into):
                 raise UserError(
                     f"{path}: its member {member.name!r} would leave {into}; not unpacked"
                 )
-            if not (member.isfile() or member.isdir()):
+            if not (member.isfile() or member.isdir() or member.issym()):
                 raise UserError(f"{path}: its member {member.name!r} is neither file nor folder")
             if member.size > shutil.disk_usage(into).free:
                 raise UserError(f"{into}: no room for the {member.size} bytes of {member.name}")
             archive.extract(member, into, set_attrs=False)
             bar.update(file.tell() - bar.n)
         _check_end(archive, is_plain=archive.fileobj is file)
+
+
+def _stays_inside(member: tarfile.TarInfo, into: Path) -> bool:
+    """Whether neither what is written, nor where a link points, lies outside the folder.
+
+    Nothing is written through a link. A link climbs only as far as its own folder is deep, and
+    only before it descends: so wherever other links lead it, it stays inside.
+    """
+    place = PurePosixPath(member.name)
+    above = [into / place, *(into / folder for folder in place.parents)][: len(place.parts)]
+    if place.is_absolute() or ".." in place.parts or any(path.is_symlink() for path in above):
+        return False
+    if not member.issym():
+        return True
+    target = PurePosixPath(member.linkname)
+    climbs = list(itertools.takewhile(lambda part: part == "..", target.parts))
+    descent = target.parts[len(climbs) :]
+    return not target.is_absolute() and ".." not in descent and len(climbs) < len(place.parts)
 
 
 def _check_end(archive: tarfile.TarFile, is_plain: bool) -> None:
