@@ -177,7 +177,9 @@ def examine(task: Task, rules: Rules) -> list[Verdict]:
 
 
 def _reject(utterance: Utterance, fault: Fault) -> Verdict:
-    missing = fault.reason == "missing-audio"
+    if utterance.excluded is not None:
+        fault = Fault("excluded", utterance.excluded, fault.seconds)
+    missing = fault.reason in ("missing-audio", "excluded")
     file = utterance.source if missing else str(utterance.audio)
     return Verdict(reason=fault.reason, detail=fault.detail, file=file, seconds=fault.seconds)
 

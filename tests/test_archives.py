@@ -186,6 +186,52 @@ def test_a_damaged_archive_is_not_half_an_archive(tmp_path, damage, kind):
     assert not (tmp_path / "out").exists()
 
 
+def linking(links, **files):
+    """A tar archive with symbolic links ``{name: target}``, then files."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name, target in links.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+        for name, contents in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(contents)
+            archive.addfile(member, io.BytesIO(contents))
+    return data.getvalue()
+
+
+def test_links_inside_the_folder_are_kept_and_plain_files_laid_beside(tmp_path):
+    path, plain = tmp_path / "a.tar", tmp_path / "list.tsv.gz"
+    links = {"c/legacy/train/sph": "../../data/sph", "c/b": "./data"}
+    path.write_bytes(linking(links, **{"c/data/sph/a": b"audio"}))
+    plain.write_bytes(b"rows")
+    unpack([path], tmp_path / "out", [plain])
+    assert (tmp_path / "out/c/legacy/train/sph/a").read_bytes() == b"audio"
+    assert (tmp_path / "out/list.tsv.gz").read_bytes() == b"rows"
+    assert Archive("http://x/list.tsv.gz").is_plain
+    assert not any(Archive(f"http://x/a.{end}").is_plain for end in ("tar", "tgz", "tar.xz"))
+
+
+@pytest.mark.parametrize(
+    ("links", "files"),
+    [
+        ({"a/b": "/etc"}, {}),
+        ({"a/b": "../../x"}, {}),
+        ({"b": ".."}, {}),
+        ({"a/b": ".", "c": "a/b/../../x"}, {}),
+        ({"a/b": ".."}, {"a/b/x": b"through a link"}),
+        ({"a/b": "c"}, {"a/b": b"through a link"}),
+    ],
+)
+def test_no_link_leaves_the_folder_and_nothing_is_written_through_one(tmp_path, links, files):
+    path = tmp_path / "a.tar"
+    path.write_bytes(linking(links, **files))
+    with pytest.raises(UserError, match=r"would leave"):
+        unpack([path], tmp_path / "inside" / "out")
+    assert not (tmp_path / "inside" / "out").exists()
+
+
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "link"])
 def test_no_member_leaves_the_folder(tmp_path, name):
     path = tmp_path / "a.tar"

@@ -13,6 +13,7 @@ EXAMPLES = [
     ("it’s `tis rock´n", "it's tis rock'n"),
     ("don＇t", "don't"),
     ("john 's and they 'll", "john's and they'll"),
+    ("don 't, did n't, 't was then 'twas", "don't didn't t was then twas"),
     ("the letter 's' and 'quoted words'", "the letter s and quoted words"),
     ("dogs' rock''n", "dogs rock n"),
     ("Well, twenty-one: (yes); “no” — and…so on!", "well twenty one yes no and so on"),

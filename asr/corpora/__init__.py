@@ -106,7 +106,8 @@ class CorpusConfig:
     It lies in ``corpus_dir``; or in the folder ``root`` of ``archives``, which are taken from the
     folder ``mirror``, else downloaded to ``downloads`` beside the stages' folders; or made here.
     Source ``parts`` joins several corpora, the ``parts``: ``corpus_dir`` then holds a folder for
-    each of them, called as it is, and ``mirror`` the archives of all.
+    each of them, called as it is (of one alone it is that folder), and ``mirror`` the archives of
+    all.
     """
 
     source: Literal["synthetic", "parts", Layout] = "synthetic"
@@ -157,7 +158,7 @@ class CorpusConfig:
             if part.corpus_dir is None and self.corpus_dir is None and not part.archives:
                 raise ValueError(
                     f"parts.{name} needs parts.{name}.corpus_dir=<folder of that corpus>, or "
-                    f"corpus_dir=<folder with {name}/>"
+                    f"corpus_dir=<folder with {'/, '.join(self.parts)}/>"
                 )
         for split in self.splits.names():
             if not any(part.splits.get(split) for part in self.parts.values()):
@@ -177,8 +178,12 @@ class CorpusConfig:
             return {self.name: one}
         if self.corpus_dir is None:
             return self.parts
+        alone = len(self.parts) == 1
         return {
-            name: replace(part, corpus_dir=part.corpus_dir or str(Path(self.corpus_dir, name)))
+            name: replace(
+                part,
+                corpus_dir=part.corpus_dir or str(Path(self.corpus_dir, "." if alone else name)),
+            )
             for name, part in self.parts.items()
         }
 

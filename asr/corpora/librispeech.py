@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from asr.corpora import AUDIO_SUFFIXES, Utterance, split_folder
+from asr.corpora import Utterance, split_folder
+from asr.corpora.trees import audio_by_stem
 from asr.errors import UserError
 
 
@@ -40,7 +41,7 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
 
 
 def _read_folder(folder: Path, names: list[str], top: Path) -> list[Utterance]:
-    audio = _audio_by_id(folder, names)
+    audio = audio_by_stem(folder, names)
     transcripts = sorted(name for name in names if name.endswith(".trans.txt"))
     if not audio and not transcripts:
         return []
@@ -68,21 +69,6 @@ def _read_folder(folder: Path, names: list[str], top: Path) -> list[Utterance]:
             path = folder / name
             found.append(Utterance(identifier, path, None, speaker, source=str(path)))
     return found
-
-
-def _audio_by_id(folder: Path, names: list[str]) -> dict[str, str]:
-    audio: dict[str, str] = {}
-    for name in sorted(names):
-        stem, suffix = os.path.splitext(name)
-        if suffix.lower() not in AUDIO_SUFFIXES:
-            continue
-        if stem in audio:
-            raise UserError(
-                f"utterance id {stem!r} has two audio files, {folder / audio[stem]} and "
-                f"{folder / name}; delete one of them"
-            )
-        audio[stem] = name
-    return audio
 
 
 def _read_transcript(path: Path) -> Iterator[tuple[int, str, str]]:
