@@ -30,7 +30,7 @@ REASONS = {
     "absurd-rate": "the header's sample rate cannot be true; convert the file anew",
     "chained": "several streams in one Ogg file; split them, or convert to FLAC",
     "scale": "samples far beyond 1: a float file in another scale; convert it",
-    "shortened": "compressed by shorten; unpack it with NIST's sph2pipe -f wav IN OUT",
+    "shortened": "compressed by shorten; unpack it with the LDC's sph2pipe -f wav IN OUT",
     "wrong-rate": "set resample: true, or convert the corpus, e.g. sox IN -r 16000 OUT",
     "channels": "choose one with channel: 0 (or 1, ...), or channel: mix for their mean",
     "no-channel": "the file has no channel of that number; see channel, or the corpus' lists",

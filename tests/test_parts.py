@@ -3,6 +3,7 @@
 import gzip
 import json
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,9 +32,9 @@ def lines(path, *written):
     path.write_text("".join(line + "\n" for line in written))
 
 
-def make_librispeech(root):
+def make_librispeech(root, folders=("train-clean", "train-other", "dev-clean", "test-clean")):
     """Two utterances in each of the folders."""
-    for number, split in enumerate(("train-clean", "train-other", "dev-clean", "test-clean")):
+    for number, split in enumerate(folders):
         names = [f"{number}-7-000{i}" for i in range(2)]
         for name in names:
             sound(root / split / f"{number}" / "7" / f"{name}.flac", seconds=0.5)
@@ -538,3 +539,69 @@ def test_shortened_recordings_are_rejected_with_the_tool(tmp_path, english, caps
     assert english.verb("manifests", "sample_rate=8000", "max_rejected=0") == 1
     said = capsys.readouterr().err
     assert "2 of 4 utterances rejected" in said and "sph2pipe -f wav" in said
+
+
+# ---- The recipes' own settings -------------------------------------------------------------
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+LIBRISPEECH = (
+    *("train-clean-100", "train-clean-360", "train-other-500"),
+    *("dev-clean", "dev-other", "test-clean", "test-other"),
+)
+
+
+def run_stages(recipe, exp, *words, last=("manifests", "features")):
+    common = ["--recipe", str(RECIPES / recipe), "--dir", str(exp)]
+    assert main(["corpus", *common, *words]) == 0
+    for stage in last:
+        assert main([stage, *common, "jobs=1"]) == 0
+    counts = read_json(exp / "manifests/stage.json")["counts"]["splits"]
+    return {split: counts[split]["utterances"] for split in counts}
+
+
+def test_the_recipe_librispeech_goes_through(tmp_path):
+    make_librispeech(tmp_path / "LibriSpeech", LIBRISPEECH)
+    where = f"corpus_dir={tmp_path / 'LibriSpeech'}"
+    counts = run_stages("librispeech", tmp_path / "exp", where)
+    assert counts == {"train": 6, "dev": 4, "test-clean": 2, "test-other": 2}
+    assert (tmp_path / "exp/features/train-sp0.9.jsonl.gz").exists()
+
+
+def test_the_recipe_english2k_goes_through(tmp_path):
+    make_librispeech(tmp_path / "librispeech", LIBRISPEECH)
+    make_tedlium(tmp_path / "tedlium")
+    make_voxpopuli(tmp_path / "voxpopuli")
+    counts = run_stages("english2k", tmp_path / "exp", f"corpus_dir={tmp_path}")
+    tests = {"librispeech-clean": 2, "librispeech-other": 2, "tedlium": 2, "voxpopuli": 1}
+    assert counts == {"train": 9, "dev": 7, **tests}
+
+
+def test_the_recipe_fisher_swbd_goes_through(tmp_path):
+    make_fisher(tmp_path / "fisher")
+    make_switchboard(tmp_path / "switchboard")
+    counts = run_stages("fisher_swbd", tmp_path / "exp", f"corpus_dir={tmp_path}")
+    assert counts == {"train": 4, "dev": 4, "fisher": 2, "switchboard": 2}
+
+
+def test_what_is_wrong_in_a_part_is_listed_with_its_reason(tmp_path):
+    make_librispeech(tmp_path / "librispeech", LIBRISPEECH)
+    make_tedlium(tmp_path / "tedlium")
+    make_voxpopuli(
+        tmp_path / "voxpopuli", vox_row("en_7", "2015-x", "train", 0, 1), "too|few", HEADER
+    )
+    talk = "AnnTrain_2010"
+    with open(tmp_path / f"tedlium/legacy/train/stm/{talk}.stm", "a") as file:
+        for start, end, text in ((1.5, 2.3, "past"), (1.9, 1.5, "back"), (0, 1, "the <unk> sat")):
+            file.write(f"{talk} 1 {talk} {start} {end} <o,f0,female> {text}\n")
+    common = ["--recipe", str(RECIPES / "english2k"), "--dir", str(tmp_path / "exp")]
+    assert main(["corpus", *common, f"corpus_dir={tmp_path}"]) == 0
+    assert main(["manifests", *common, "jobs=1", "max_rejected=0.5"]) == 0
+    rows = read_jsonl(tmp_path / "exp/manifests/rejected.jsonl")
+    reasons = {row["id"]: row["reason"] for row in rows if row["reason"] != "excluded"}
+    assert reasons == {
+        f"{talk}-00005": "past-end",
+        f"{talk}-00006": "too-short",
+        f"{talk}-00007": "unsafe-text",
+        "2015-x-en_7": "missing-audio",
+        "voxpopuli-line-6": "missing-audio",
+    }

@@ -13,6 +13,7 @@ from asr.features import FeaturesConfig
 from asr.manifests import ManifestConfig
 from asr.score import ScoreConfig
 from asr.tokens import TokensConfig
+from asr.train import MEMORY_SPANS
 from asr.train_config import TrainConfig
 
 RECIPES = sorted(path.parent for path in Path(__file__).parents[1].glob("recipes/*/run.sh"))
@@ -29,7 +30,7 @@ STAGES = {
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 def test_settings_and_script(recipe):
-    own_corpus = ["corpus_dir=somewhere"] if recipe.name == "data_dir" else []
+    own_corpus = ["corpus_dir=somewhere"] if recipe.name in ("data_dir", "fisher_swbd") else []
     for stage, kind in STAGES.items():
         overrides = own_corpus if stage == "corpus" else []
         load_config(kind, [recipe / "conf" / f"{stage}.yaml"], overrides)
@@ -41,3 +42,27 @@ def test_settings_and_script(recipe):
     shown = subprocess.run([recipe / "run.sh", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0 and "--mirror" in shown.stdout + shown.stderr
     assert (recipe / "README.md").exists()
+
+
+# Published hours of train as the features have them, speed perturbation included.
+HOURS = {"librispeech": 960 * 3, "english2k": 960 + 452 + 543, "fisher_swbd": 1915 + 317}
+
+
+@pytest.mark.parametrize("name", HOURS)
+def test_the_big_recipes_have_the_blocks_that_their_momentum_asks_for_and_one_rate_in_effect(name):
+    rates = {}
+    for path in (RECIPES[0].parent / name / "conf/systems").glob("*.yaml"):
+        files = [path.parents[1] / "train.yaml", path]
+        config = load_config(TrainConfig, files, [])
+        if config.outer.kind == "none":
+            continue
+        size = 8 if config.subgroup_size == "host" else config.subgroup_size
+        groups = config.workers // size
+        momentum = config.outer.make().block_momentum(groups)
+        frames = HOURS[name] * 360_000
+        steps = config.epochs * frames / (config.workers * config.batch_frames)
+        blocks = steps / config.outer.block_steps
+        assert blocks * (1 - momentum) > MEMORY_SPANS, path
+        rates[path.stem] = config.optimizer.learning_rate / (1 - momentum)
+        assert config.inner.kind == "dense" or config.inner.density * steps > 10, path
+    assert len(rates) >= 2 and len(set(rates.values())) == 1, rates

@@ -49,5 +49,5 @@ def _word(token: str) -> str:
 
 
 def split_of(conversation: int, every: int) -> str:
-    """A conversation's split; neither corpus has its own: one in ``every`` is of dev, one of test."""
+    """A conversation's split: neither corpus has its own, so of ``every`` one is dev, one test."""
     return {0: "test", every // 2: "dev"}.get(conversation % every, "train")
