@@ -3,10 +3,7 @@
 import gzip
 
 import pytest
-
-from asr.corpora import conversations, fisher, switchboard, tedlium, voxpopuli
-from asr.errors import UserError
-from tests.corpus_trees import (
+from corpus_trees import (
     HEADER,
     lines,
     make_fisher,
@@ -15,6 +12,9 @@ from tests.corpus_trees import (
     make_voxpopuli,
     vox_row,
 )
+
+from asr.corpora import conversations, fisher, switchboard, tedlium, voxpopuli
+from asr.errors import UserError
 
 # ---- TED-LIUM ------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import soundfile
 
 from asr import manifests
 from asr.__main__ import main
-from asr.corpora import an4, data_dir
+from asr.corpora import an4, commands, data_dir
 from asr.errors import UserError
 from asr.feature_storage import load_cuts
 from asr.files import read_json, read_jsonl
@@ -138,6 +138,41 @@ def test_bad_kaldi_lists_are_named_by_line(tmp_path, name, written, message):
     lines(tmp_path / "train" / name, *written)
     with pytest.raises(UserError, match=message):
         list(data_dir.utterances(tmp_path, "train"))
+
+
+def test_commands_are_run_once_and_their_output_is_the_corpus(tmp_path, capsys):
+    make_kaldi(tmp_path / "old/train")
+    count = tmp_path / "count"
+    lines(
+        tmp_path / "old/train/wav.scp",
+        f"one echo x >> {count}; cat '{tmp_path}/old/train/one.flac' |",
+        f"two {tmp_path}/old/audio/two.wav",
+        "three cat /nowhere/three | cat |",
+        "four cat /nowhere/three | cat |",
+    )
+    words = [str(tmp_path / "old"), str(tmp_path / "new"), "--jobs", "1"]
+    assert commands.main(words) == 1
+    said = capsys.readouterr().err
+    assert "wav.scp:3: 'cat /nowhere/three | cat' ended with status 1: cat: /nowhere/three" in said
+    assert not (tmp_path / "new/train/wav.scp").exists()
+    lines(
+        tmp_path / "old/train/wav.scp",
+        *(tmp_path / "old/train/wav.scp").read_text().splitlines()[:2],
+    )
+    assert commands.main(words) == 0
+    assert count.read_text() == "x\n"
+    one, first, _ = data_dir.utterances(tmp_path / "new", "train")
+    assert one.audio.read_bytes() == (tmp_path / "old/train/one.flac").read_bytes()
+    assert first.audio == tmp_path / "old/audio/two.wav" and first.start == 0.25
+    assert len(list((tmp_path / "new/train/audio").iterdir())) == 1  # and nothing half-written
+
+
+def test_a_command_that_prints_nothing_and_a_folder_without_lists_are_errors(tmp_path):
+    lines(tmp_path / "old/train/wav.scp", "one true |")
+    with pytest.raises(UserError, match=r"wav.scp:1: 'true' printed nothing: nor an error"):
+        commands.run_all(tmp_path / "old", tmp_path / "new")
+    with pytest.raises(UserError, match=r"has no data directories"):
+        commands.run_all(tmp_path / "new", tmp_path / "newer")
 
 
 def table(path, rows):

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from asr.__main__ import main
-from asr.config import load_config
-from asr.corpora import CorpusConfig
-from asr.errors import UserError
-from asr.feature_storage import load_cuts
-from asr.files import read_json, read_jsonl
-from tests.corpus_trees import (
+from corpus_trees import (
     HEADER,
     SPLITS,
     lines,
@@ -25,6 +18,13 @@ from tests.corpus_trees import (
     sound,
     vox_row,
 )
+
+from asr.__main__ import main
+from asr.config import load_config
+from asr.corpora import CorpusConfig
+from asr.errors import UserError
+from asr.feature_storage import load_cuts
+from asr.files import read_json, read_jsonl
 
 # ---- Several parts, through the stages -----------------------------------------------------
 
@@ -162,6 +162,7 @@ def test_a_change_in_any_part_is_noticed_and_contents_on_request(english):
 def test_a_missing_part_is_named_with_the_remedy(english, capsys):
     words = (f"mirror={english.root / 'mirror'}", "parts.voxpopuli.corpus_dir=/nowhere")
     assert english.verb("corpus", *words) == 1
+    assert not (english.exp / "corpus/unpacked").exists()  # nor was time spent on the others
     said = capsys.readouterr().err
     assert "part voxpopuli: /nowhere: no such corpus folder" in said
     assert "parts.voxpopuli.corpus_dir" in said

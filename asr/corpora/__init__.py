@@ -276,6 +276,9 @@ def run(workspace: Workspace) -> None:
         if config.source == "synthetic":
             made = make_corpus(directory, config.synthetic)
         else:
+            # What there is to complain about in the user's folders comes before hours of unpacking.
+            there = [part for part in corpus.parts if Path(places[part.name]).is_absolute()]
+            _files_by_split(corpus, there)
             _get(config, directory, workspace.root / DOWNLOADS)
         return _list(directory, corpus, places, config, workspace.verify, made)
 
@@ -332,7 +335,7 @@ def _list(
     verify: bool,
     made: dict[str, Any] | None,
 ) -> StageResult:
-    by_split = _files_by_split(corpus)
+    by_split = _files_by_split(corpus, corpus.parts)
     files = _all(by_split)
     write_text(directory / LISTING, _describe(files))
     if verify:
@@ -359,11 +362,9 @@ def _list(
 Files = dict[str, Path]  # by the name in the listing
 
 
-def _files_by_split(corpus: Corpus) -> dict[str, Files]:
+def _files_by_split(corpus: Corpus, parts: Iterable[Part]) -> dict[str, Files]:
     return {
-        split: {
-            name: path for part in corpus.parts for name, path in _files_of(corpus, part, split)
-        }
+        split: {name: path for part in parts for name, path in _files_of(corpus, part, split)}
         for split in corpus.split_names()
     }
 
@@ -412,7 +413,7 @@ def _digests(files: Files) -> str:
 
 def _is_unchanged(directory: Path, corpus: Corpus, verify: bool) -> bool:
     try:
-        files = _all(_files_by_split(corpus))
+        files = _all(_files_by_split(corpus, corpus.parts))
         described = _describe(files)
     except UserError as error:
         log.warning("corpus: %s", error)

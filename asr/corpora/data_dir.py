@@ -61,10 +61,10 @@ def _name(path: Path, root: Path) -> str:
 def _of_kaldi(folder: Path) -> Iterator[Utterance]:
     audio = {
         recording: (_audio(folder, place, name), place)
-        for recording, (name, place) in _pairs(folder / "wav.scp").items()
+        for recording, (name, place) in read_pairs(folder / "wav.scp").items()
     }
-    texts = _pairs(folder / "text")
-    speakers = _pairs(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
+    texts = read_pairs(folder / "text")
+    speakers = read_pairs(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
     for identifier, (recording, start, end, place) in _segments(folder, audio).items():
         if recording not in audio:
             raise UserError(f"{place}: recording {recording!r} does not stand in wav.scp")
@@ -88,7 +88,7 @@ def _segments(folder: Path, audio: dict[str, tuple[Path, str]]) -> Segments:
     if not path.exists():
         return {recording: (recording, 0.0, None, place) for recording, (_, place) in audio.items()}
     found: Segments = {}
-    for identifier, (rest, place) in _pairs(path).items():
+    for identifier, (rest, place) in read_pairs(path).items():
         fields = rest.split()
         if len(fields) != 3:
             raise UserError(f"{place}: {rest!r} is not '<recording> <start> <end>' in seconds")
@@ -111,13 +111,13 @@ def _stretch(start: Any, end: Any, place: str) -> tuple[float, float | None]:
 def _audio(folder: Path, place: str, name: str) -> Path:
     if name.endswith("|"):
         raise UserError(
-            f"{place}: a command in place of a file ({name!r}) is not run; write its output to a "
-            "file and name that"
+            f"{place}: a command in place of a file ({name!r}) is not run here; make a folder of "
+            "files once: python -m asr.corpora.commands FOLDER NEW_FOLDER"
         )
     return folder / name
 
 
-def _pairs(path: Path) -> dict[str, tuple[str, str]]:
+def read_pairs(path: Path) -> dict[str, tuple[str, str]]:
     """The rest of each line and its place, by its first word."""
     found: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_lines(path), start=1):
