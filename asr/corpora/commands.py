@@ -39,7 +39,8 @@ def run_all(source: Path, target: Path, jobs: int | None = None) -> None:
 
 def _run_folder(folder: Path, target: Path, jobs: int) -> None:
     recordings = read_pairs(folder / "wav.scp")
-    files, tasks = {}, {}
+    files: dict[str, Path] = {}
+    tasks: dict[Path, tuple[str, str]] = {}
     for recording, (name, place) in recordings.items():
         files[recording] = (folder / name).resolve()
         if name.endswith("|"):
