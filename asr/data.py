@@ -17,7 +17,7 @@ import torch
 
 from asr.augment import SpecAugmentConfig, spec_augment, stable_seed
 from asr.errors import UserError
-from asr.feature_storage import Extent, feature_extents, read_features
+from asr.feature_sources import open_features
 from asr.features import manifest_name
 from asr.files import read_jsonl
 from asr.stages import Workspace
@@ -42,24 +42,14 @@ class UtteranceSet:
 
     def __init__(self, tokens: Path, features: Sequence[Path]) -> None:
         rows = read_jsonl(tokens)
-        self._ids = np.array([row["id"].encode() for row in rows], dtype=np.bytes_)
+        ids = [row["id"] for row in rows]
+        self._ids = np.array([name.encode() for name in ids], dtype=np.bytes_)
         self._token_ends = np.cumsum([0, *(len(row["tokens"]) for row in rows)])
         self._tokens = np.array([token for row in rows for token in row["tokens"]], dtype=np.int32)
         self.corpora = sorted({row["corpus"] for row in rows})
         self.corpus = np.array([self.corpora.index(row["corpus"]) for row in rows], dtype=np.int64)
-        self._paths: list[Path] = []
-        self._extents = np.zeros((len(rows), len(features), 3), dtype=np.int64)
-        for speed, manifest in enumerate(features):
-            path, extents = feature_extents(manifest)
-            self._paths.append(path)
-            for index, row in enumerate(rows):
-                if row["id"] not in extents:
-                    raise UserError(
-                        f"{manifest}: no features of utterance {row['id']} of {tokens}; "
-                        "rerun the features stage, then the tokens stage"
-                    )
-                self._extents[index, speed] = extents[row["id"]]
-        self.speed_frames = self._extents[:, :, 1].copy()
+        self._sources = [open_features(manifest, ids) for manifest in features]
+        self.speed_frames = np.stack([source.frames for source in self._sources], axis=1)
         self.frames = self.speed_frames[:, 0]
 
     @classmethod
@@ -83,9 +73,8 @@ class UtteranceSet:
         return self._tokens[self._token_ends[index] : self._token_ends[index + 1]]
 
     def load(self, index: int, speed_index: int = 0) -> np.ndarray:
-        """Raw log-mel features (T, F) float32, read from disk."""
-        extent = Extent(*self._extents[index, speed_index].tolist())
-        return read_features(self._paths[speed_index], extent)
+        """Raw log-mel features (T, F) float32, read from disk or computed, as stage 2 stored."""
+        return self._sources[speed_index].load(index)
 
 
 @dataclasses.dataclass(frozen=True)

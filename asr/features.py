@@ -1,37 +1,33 @@
 """Stage 2: log-mel filterbank features of every split, and their statistics on train."""
 
 import dataclasses
-import functools
 import logging
+import math
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import soundfile
-import torch
-import torchaudio
 from lhotse import Features
-from lhotse.augmentation import Speed
 from lhotse.cut import MonoCut
-from lhotse.utils import perturb_num_samples
 from tqdm import tqdm
 
+from asr.audio import Utterance
+from asr.cluster import SlurmJobs, check_cluster, worker_map
 from asr.cuts import write_cuts
 from asr.errors import UserError
 from asr.fbank import LogMelFbank, LogMelFbankConfig
+from asr.feature_sources import AudioPlace, ComputedFeaturesReader, compute_features
 from asr.feature_storage import (
-    DTYPE,
     Extent,
     FlatFeaturesWriter,
     load_cuts,
     read_cuts,
+    read_features,
 )
 from asr.files import atomic_write, write_json
-from asr.processes import worker_pool
+from asr.processes import WorkerDied
 from asr.stages import StageResult, Workspace, run_stage
 
 STAGE = "features"
@@ -39,19 +35,26 @@ STATISTICS = "statistics.json"
 # A mel bin without signal (audio that was sampled at 8 kHz, say) hardly varies; dividing by less
 # than this would blow up its rounding noise. Speech has standard deviations of 2 to 5.
 STD_FLOOR = 0.1
-TASK_SECONDS = 60.0
-SEEKS_EXACTLY = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "AIFF", "AU", "NIST"})
+# A shard is what a process does at a time and what a killed run loses: seconds of work. An hour of
+# 64 bins is 92 MB: 2,000 files of a 2000-hour corpus, which any file system holds in a folder.
+SHARD_SECONDS = 3600.0
 
 log = logging.getLogger("asr")
 
 
 @dataclasses.dataclass(frozen=True)
 class FeaturesConfig:
-    """``speeds``: factors by which train is perturbed; ``jobs``: processes, None: one a core."""
+    """``speeds``: factors by which train is perturbed.
+
+    ``store`` false keeps no features: the trainer computes them from audio, the same numbers, at
+    every pass. ``jobs``: processes, None: one a core; ``cluster``: see ``worker_map``.
+    """
 
     fbank: LogMelFbankConfig = dataclasses.field(default_factory=LogMelFbankConfig)
     speeds: list[float] = dataclasses.field(default_factory=lambda: [1.0])
+    store: bool = True
     jobs: int | None = None
+    cluster: str | SlurmJobs | None = None
 
     def __post_init__(self) -> None:
         if 1.0 not in self.speeds or len(set(self.speeds)) != len(self.speeds):
@@ -60,36 +63,49 @@ class FeaturesConfig:
             raise ValueError(f"speeds={self.speeds} must lie between 0.5 and 2.0")
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"jobs={self.jobs} must be 1 or more, or null for one a core")
-
-
-class Utterance(NamedTuple):
-    """A stretch of one channel of an audio file; all counts in samples of that file.
-
-    ``channel`` None is the mean of all channels.
-    """
-
-    id: str
-    path: Path
-    channel: int | None
-    start: int
-    num_samples: int
-    recording_samples: int
-    sampling_rate: int
-
-    def samples_at(self, rate: int, speed: float) -> int:
-        """Samples after resampling to ``rate`` Hz and playing ``speed`` times as fast."""
-        resampled = -(-self.num_samples * rate // self.sampling_rate)
-        return perturb_num_samples(resampled, speed)
+        check_cluster(self.cluster)
 
 
 class Task(NamedTuple):
-    """What a worker does at a time: utterances whose features follow each other in one file."""
+    """What a worker does at a time: the utterances of one shard.
+
+    Their features go to ``output`` (None: nowhere), and with ``counted`` into the statistics.
+    """
 
     utterances: list[Utterance]
     speed: float
     config: LogMelFbankConfig
-    output: Path
-    offset: int
+    output: Path | None
+    counted: bool
+
+    @property
+    def extents(self) -> list[Extent]:
+        """Where each utterance's features lie in ``output``."""
+        extents, offset = [], 0
+        for utterance in self.utterances:
+            samples = utterance.samples_at(self.config.sampling_rate, self.speed)
+            extents.append(Extent(offset, self.config.frames(samples), self.config.bins))
+            offset = extents[-1].end
+        return extents
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the audio, as recorded."""
+        return sum(utterance.seconds for utterance in self.utterances)
+
+
+class Part(NamedTuple):
+    """A split at a speed, as the tasks that make its shards."""
+
+    split: str
+    speed: float
+    counted: bool
+    tasks: list[Task]
+
+    @property
+    def name(self) -> str:
+        """Name of its manifest and of its folder of shards."""
+        return _part_name(self.split, self.speed)
 
 
 @dataclasses.dataclass
@@ -99,6 +115,11 @@ class Moments:
     frames: int
     total: np.ndarray
     squares: np.ndarray
+
+    @staticmethod
+    def none(bins: int) -> "Moments":
+        """Moments of no frames."""
+        return Moments(0, np.zeros(bins), np.zeros(bins))
 
     @staticmethod
     def of(features: np.ndarray) -> "Moments":
@@ -121,11 +142,18 @@ class Moments:
         return np.sqrt(np.maximum(variance, STD_FLOOR**2))
 
 
+class Result(NamedTuple):
+    """What a task gives: the moments of its features if they count, and if it made them now."""
+
+    moments: Moments
+    made: bool
+
+
 def run(workspace: Workspace) -> None:
     """Extract the features of every split that stage 1 listed.
 
     Writes, for every split and speed, the cuts with features attached (``manifest_name``) and
-    one file of features; and ``statistics.json``: mean and std (bins,) of train, unperturbed,
+    a folder of shards; and ``statistics.json``: mean and std (bins,) of train, unperturbed,
     with the configuration they hold for. Raises UserError for audio that vanished or changed
     since stage 1, for a full disk, and where stage 1 asked for another sampling rate: audio is
     resampled to that, by its ``resample``, and never unnoticed.
@@ -143,8 +171,9 @@ def run(workspace: Workspace) -> None:
     def build(directory: Path) -> StageResult:
         return _build(directory, manifests, splits["train"], _other_splits(splits), config)
 
-    # The number of processes does not change what they write.
-    run_stage(workspace, STAGE, dataclasses.replace(config, jobs=None), ["manifests"], build)
+    # Which processes extract does not change what they write.
+    request = dataclasses.replace(config, jobs=None, cluster=None)
+    run_stage(workspace, STAGE, request, ["manifests"], build)
 
 
 def manifest_name(split: str, speed: float = 1.0) -> str:
@@ -163,209 +192,184 @@ def _other_splits(splits: dict) -> list[str]:
 def _build(
     directory: Path, manifests: Path, train: str, others: list[str], config: FeaturesConfig
 ) -> StageResult:
-    parts = [(train, speed) for speed in sorted(config.speeds, key=lambda s: (s != 1.0, s))]
-    parts += [(split, 1.0) for split in others]
+    parts = list(_parts(directory, manifests, train, others, config))
+    # Written last: a manifest says that a killed run completed its part.
+    lacking = [part for part in parts if not (directory / f"{part.name}.jsonl.gz").exists()]
+    _extract(directory, manifests, lacking, config)
     outputs = [directory / STATISTICS]
     counts: dict[str, object] = {"speeds": sorted(config.speeds)}
-    with worker_pool(config.jobs, preload=__name__) as pool:
-        for split, speed in parts:
-            manifest = directory / manifest_name(split, speed)
-            storage = directory / f"{_part_name(split, speed)}.f32"
-            if not manifest.exists():  # written last: it says that a killed run completed the part
-                source = manifests / manifest_name(split)
-                keys, moments = _extract(source, speed, config.fbank, pool, storage)
-                if (split, speed) == (train, 1.0):
-                    _write_statistics(directory / STATISTICS, moments, config.fbank)
-                write_cuts(manifest, _with_features(source, speed, config.fbank, storage, keys))
-            counts[_part_name(split, speed)] = _size(storage, config.fbank)
-            outputs += [manifest, storage]
+    for part in parts:
+        frames = sum(extent.frames for task in part.tasks for extent in task.extents)
+        hours = round(frames * config.fbank.frame_shift / 3600, 3)
+        counts[part.name] = {"frames": frames, "hours": hours}
+        outputs.append(directory / f"{part.name}.jsonl.gz")
+        outputs += [task.output for task in part.tasks if task.output is not None]
     return StageResult(counts=counts, outputs=outputs)
 
 
-def _size(storage: Path, config: LogMelFbankConfig) -> dict[str, float]:
-    frames = storage.stat().st_size // (DTYPE.itemsize * config.bins)
-    return {"frames": frames, "hours": round(frames * config.frame_shift / 3600, 3)}
+def _parts(
+    directory: Path, manifests: Path, train: str, others: list[str], config: FeaturesConfig
+) -> Iterator[Part]:
+    """The unperturbed train split first, whose statistics the rest relies on."""
+    for split in [train, *others]:
+        shards = list(_shards(manifests / manifest_name(split)))
+        speeds = sorted(config.speeds, key=lambda s: (s != 1.0, s)) if split == train else [1.0]
+        for speed in speeds:
+            folder = directory / _part_name(split, speed)
+            counted = (split, speed) == (train, 1.0)
+            tasks = [
+                Task(shard, speed, config.fbank, _output(folder, number, config), counted)
+                for number, shard in enumerate(shards)
+            ]
+            yield Part(split, speed, counted, tasks)
+
+
+def _output(folder: Path, number: int, config: FeaturesConfig) -> Path | None:
+    return folder / f"{number:05}.f32" if config.store else None
+
+
+def _shards(manifest: Path) -> Iterator[list[Utterance]]:
+    """Cut a split into shards of about SHARD_SECONDS, which follow from the manifest alone."""
+    shard: list[Utterance] = []
+    seconds = 0.0
+    for utterance in map(Utterance.of, load_cuts(manifest)):
+        # Workers on other machines run in other folders.
+        shard.append(utterance._replace(path=utterance.path.absolute()))
+        seconds += utterance.seconds
+        if seconds >= SHARD_SECONDS:
+            yield shard
+            shard, seconds = [], 0.0
+    if shard:
+        yield shard
 
 
 def _extract(
-    source: Path, speed: float, config: LogMelFbankConfig, pool: ProcessPoolExecutor, storage: Path
-) -> tuple[list[str], Moments]:
-    """Write the features of a manifest's cuts to ``storage``; their storage keys, their moments.
-
-    The tasks and their order follow from the manifest alone, so that the bytes do, too.
-    """
-    utterances = [_utterance(cut) for cut in load_cuts(source)]
-    seconds = sum(utterance.num_samples / utterance.sampling_rate for utterance in utterances)
-    keys: list[str] = []
-    moments = Moments(0, np.zeros(config.bins), np.zeros(config.bins))
+    directory: Path, manifests: Path, parts: Sequence[Part], config: FeaturesConfig
+) -> None:
+    """Make the shards of ``parts``, then of each its manifest, and of train its statistics."""
+    tasks = [task for part in parts for task in part.tasks if task.output or task.counted]
+    seconds = made = 0.0
     begin = time.monotonic()
-    with atomic_write(storage) as partial, _progress(storage.stem, seconds) as progress:
-        partial.touch()
-        tasks = list(_tasks(utterances, speed, config, partial))
-        try:
-            for task, (task_keys, task_moments) in zip(tasks, pool.map(_run, tasks), strict=True):
-                keys += task_keys
-                moments += task_moments
-                progress.update(_seconds(task))
-        except BrokenProcessPool:
-            raise UserError(
-                "a process that extracts features was killed (out of memory?); rerun the stage, "
-                "with fewer processes if it happens again (jobs=1)"
-            ) from None
+    with (
+        worker_map(config.jobs, config.cluster, preload=__name__) as mapped,
+        _progress(sum(task.seconds for task in tasks)) as progress,
+    ):
+        results = iter(mapped(_run, tasks))
+        for part in parts:
+            moments = Moments.none(config.fbank.bins)
+            for task in part.tasks:
+                if task.output or task.counted:
+                    result = _next_result(results, task)
+                    moments += result.moments
+                    seconds += task.seconds
+                    made += result.made * task.seconds
+                    progress.update(task.seconds)
+            _finish(directory, manifests, part, moments, config)
     elapsed = time.monotonic() - begin
     log.info(
-        "%s: %d utterances, %.2f h in %.1f s, %.0f times real time",
-        *(storage.stem, len(keys), seconds / 3600, elapsed, seconds / elapsed),
-    )
-    return keys, moments
-
-
-def _progress(name: str, seconds: float) -> tqdm:
-    return tqdm(desc=f"fbank {name}", total=round(seconds), unit="s", unit_scale=True)
-
-
-def _utterance(cut: MonoCut) -> Utterance:
-    recording = cut.recording
-    mixed = cut.custom is not None and cut.custom.get("mix", False)
-    if len(recording.sources) != 1 or recording.sources[0].type != "file":
-        raise UserError(f"utterance {cut.id}: its audio must be one file, not {recording.sources}")
-    return Utterance(
-        id=cut.id,
-        path=Path(recording.sources[0].source),
-        channel=None if mixed else cut.channel,
-        start=round(cut.start * recording.sampling_rate),
-        num_samples=cut.num_samples,
-        recording_samples=recording.num_samples,
-        sampling_rate=recording.sampling_rate,
+        "features of %.2f h in %.1f s, %.0f times real time; %.2f h were there before",
+        *(made / 3600, elapsed, made / elapsed, (seconds - made) / 3600),
     )
 
 
-def _tasks(
-    utterances: list[Utterance], speed: float, config: LogMelFbankConfig, output: Path
-) -> Iterator[Task]:
-    """Cut a split into tasks of about TASK_SECONDS, each with its place in the output."""
-    task = Task([], speed, config, output, offset=0)
-    for utterance in utterances:
-        task.utterances.append(utterance)
-        if _seconds(task) >= TASK_SECONDS:
-            yield task
-            task = Task([], speed, config, output, task.offset + _bytes(task))
-    if task.utterances:
-        yield task
+def _progress(seconds: float) -> tqdm:
+    return tqdm(desc="fbank", total=math.ceil(seconds), unit="s", unit_scale=True)
 
 
-def _seconds(task: Task) -> float:
-    return sum(u.num_samples / u.sampling_rate for u in task.utterances)
-
-
-def _bytes(task: Task) -> int:
-    lengths = [u.samples_at(task.config.sampling_rate, task.speed) for u in task.utterances]
-    return sum(map(task.config.frames, lengths)) * task.config.bins * DTYPE.itemsize
-
-
-def _run(task: Task) -> tuple[list[str], Moments]:
-    """In a worker: extract and write one task; storage keys and moments of its utterances."""
-    extractor = _extractor(task.config)
-    keys = []
-    moments = Moments(0, np.zeros(task.config.bins), np.zeros(task.config.bins))
+def _next_result(results: Iterator[Result], task: Task) -> Result:
     try:
-        with FlatFeaturesWriter(task.output, task.offset) as writer:
-            for utterance in task.utterances:
-                samples = read_audio(utterance, task.config.sampling_rate, task.speed)
-                features = _checked_extract(extractor, utterance, samples)
-                keys.append(writer.write(utterance.id, features))
-                moments += Moments.of(features)
+        return next(results)
+    except WorkerDied:
+        first, last = task.utterances[0].id, task.utterances[-1].id
+        raise UserError(
+            f"a process that extracts features was killed (out of memory?), at utterances {first} "
+            f"to {last} or soon after; rerun the stage, which takes up what is finished, with "
+            "fewer processes if it happens again (jobs=1)"
+        ) from None
+
+
+def _finish(
+    directory: Path, manifests: Path, part: Part, moments: Moments, config: FeaturesConfig
+) -> None:
+    """Write what says that a part is complete."""
+    for task in part.tasks:
+        if task.output is not None and not task.output.exists():
+            raise UserError(
+                f"{task.output}: a worker wrote it, but it is not here; put --dir on a file "
+                "system that all machines of the cluster see"
+            )
+    if part.counted:
+        _write_statistics(directory / STATISTICS, moments, config.fbank)
+    source = manifests / manifest_name(part.split)
+    write_cuts(directory / f"{part.name}.jsonl.gz", _with_features(source, part))
+
+
+def _run(task: Task) -> Result:
+    """In a worker: make a task's shard unless it is there."""
+    made = task.output is None or not task.output.exists()
+    source: Iterator[np.ndarray] = iter(())
+    if task.output is None:
+        source = _computed(task)
+    elif made:
+        source = _written(task, task.output)
+    elif task.counted:
+        source = (read_features(task.output, extent) for extent in task.extents)
+    moments = Moments.none(task.config.bins)
+    for features in source:
+        if task.counted:
+            moments += Moments.of(features)
+    return Result(moments, made)
+
+
+def _computed(task: Task) -> Iterator[np.ndarray]:
+    for utterance, extent in zip(task.utterances, task.extents, strict=True):
+        features = compute_features(utterance, task.config, task.speed)
+        if features.shape != (extent.frames, extent.bins):  # the next would lie elsewhere
+            raise RuntimeError(f"{utterance}: features {features.shape}, planned {extent}")
+        yield features
+
+
+def _written(task: Task, output: Path) -> Iterator[np.ndarray]:
+    """Compute the features; at the end they are in ``output``, or nothing is."""
+    try:
+        with atomic_write(output) as partial, FlatFeaturesWriter(partial) as writer:
+            for features in _computed(task):
+                writer.write("", features)
+                yield features
     except OSError as error:
-        raise UserError(f"{task.output}: cannot write features: {error.strerror}") from None
-    return keys, moments
+        raise UserError(f"{output}: cannot write features: {error.strerror}") from None
 
 
-@functools.cache
-def _extractor(config: LogMelFbankConfig) -> LogMelFbank:
-    return LogMelFbank(config)
-
-
-def _checked_extract(
-    extractor: LogMelFbank, utterance: Utterance, samples: np.ndarray
-) -> np.ndarray:
-    try:
-        return extractor.extract(samples, extractor.config.sampling_rate)
-    except ValueError as error:
-        raise UserError(f"utterance {utterance.id} ({utterance.path}): {error}") from None
-
-
-def read_audio(utterance: Utterance, rate: int, speed: float = 1.0) -> np.ndarray:
-    """One utterance's samples, float32 in [-1, 1], at ``rate`` Hz, played ``speed`` times as fast.
-
-    Raises UserError, with utterance and file, when the file does not hold what stage 1 saw.
-    """
-    samples = _read_stretch(utterance)
-    samples = samples.mean(axis=1) if utterance.channel is None else samples[:, utterance.channel]
-    samples = np.ascontiguousarray(samples)
-    if utterance.sampling_rate != rate:
-        old, wave = utterance.sampling_rate, torch.from_numpy(samples)
-        samples = torchaudio.functional.resample(wave, old, rate).numpy()
-    if speed != 1.0:
-        samples = Speed(speed)(samples[None], rate)[0]
-    # The resamplers round lengths up, the manifest to the nearest sample.
-    return samples[: utterance.samples_at(rate, speed)]
-
-
-def _read_stretch(utterance: Utterance) -> np.ndarray:
-    """``(samples, channels)``."""
-    problem = f"utterance {utterance.id}: {utterance.path}"
-    remedy = "; put the file back, or rerun the manifests stage with --force to leave it out"
-    try:
-        with soundfile.SoundFile(utterance.path) as file:
-            if file.samplerate != utterance.sampling_rate or file.channels <= (
-                utterance.channel or 0
-            ):
-                raise UserError(f"{problem} changed its format since stage 1{remedy}")
-            # One sample more than wanted, to notice a file that grew.
-            samples = _read_from(file, utterance.start, utterance.num_samples + 1)
-    except (soundfile.LibsndfileError, OSError) as error:
-        raise UserError(f"{problem} cannot be read: {error}{remedy}") from None
-    left = utterance.recording_samples - utterance.start
-    if len(samples) != min(utterance.num_samples + 1, left):
-        raise UserError(f"{problem} changed its length since stage 1{remedy}")
-    return samples[: utterance.num_samples]
-
-
-def _read_from(file: soundfile.SoundFile, start: int, samples: int) -> np.ndarray:
-    """``(samples, channels)`` or fewer, as decoding from the beginning gives them.
-
-    A lossy decoder that seeks begins with other samples (MP3: the first 5,000, measured), and
-    soundfile seeks after every read: there all that stands before is decoded with them.
-    """
-    skipped = 0 if file.format in SEEKS_EXACTLY and file.seekable() else start
-    if start and not skipped:  # a seek makes FLAC decode a frame for nothing
-        file.seek(start)
-    return file.read(skipped + samples, dtype="float32", always_2d=True)[skipped:]
-
-
-def _with_features(
-    source: Path, speed: float, config: LogMelFbankConfig, storage: Path, keys: list[str]
-) -> Iterator[MonoCut]:
+def _with_features(source: Path, part: Part) -> Iterator[MonoCut]:
     """The cuts of ``source``, perturbed under their old ids, each with its Features attached."""
-    for cut, key in zip(read_cuts(source), keys, strict=True):
-        if speed != 1.0:
-            cut = cut.perturb_speed(speed, affix_id=False)
-        extent = Extent.parse(key)
+    places = ((task, extent) for task in part.tasks for extent in task.extents)
+    for cut, (task, extent) in zip(read_cuts(source), places, strict=True):
+        kind, path, key = _storage(cut, task, extent)
+        if part.speed != 1.0:
+            cut = cut.perturb_speed(part.speed, affix_id=False)
         cut.features = Features(
             type=LogMelFbank.name,
             num_frames=extent.frames,
             num_features=extent.bins,
-            frame_shift=config.frame_shift,
-            sampling_rate=config.sampling_rate,
+            frame_shift=task.config.frame_shift,
+            sampling_rate=task.config.sampling_rate,
             start=cut.start,
             duration=cut.duration,
-            storage_type=FlatFeaturesWriter.name,
-            storage_path=storage.name,
+            storage_type=kind,
+            storage_path=path,
             storage_key=key,
             recording_id=cut.recording_id,
             channels=cut.channel,
         )
         yield cut
+
+
+def _storage(cut: MonoCut, task: Task, extent: Extent) -> tuple[str, str, str]:
+    """Lhotse's type, path and key of the features of an unperturbed cut."""
+    if task.output is None:
+        key = AudioPlace(extent.frames, task.speed, Utterance.of(cut)).key
+        return ComputedFeaturesReader.name, STATISTICS, key
+    return FlatFeaturesWriter.name, f"{task.output.parent.name}/{task.output.name}", extent.key
 
 
 def _write_statistics(path: Path, moments: Moments, config: LogMelFbankConfig) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     choose their format by it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    # Two machines may give one process id, and write the same file where one was taken for dead.
+    partial = path.with_name(f".partial-{socket.gethostname()}-{os.getpid()}-{path.name}")
     try:
         yield partial
         with open(partial, "rb") as written:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
+from asr.cluster import SlurmJobs, check_cluster
 from asr.corpora import Corpus, Utterance, open_corpus
 from asr.cuts import write_cuts
 from asr.errors import UserError
@@ -40,7 +41,8 @@ class ManifestConfig:
 
     ``max_rejected`` is the share of a split's utterances that may be rejected before the stage
     fails, but for those that the corpus itself excludes; ``jobs`` processes decode (None: one a
-    core); ``text_version`` states the normaliser.
+    core), or the workers of ``cluster`` (see ``worker_map``); ``text_version`` states the
+    normaliser.
     """
 
     sample_rate: int = 16_000
@@ -51,6 +53,7 @@ class ManifestConfig:
     max_seconds: float = 30.0
     max_rejected: float = 0.02
     jobs: int | None = None
+    cluster: str | SlurmJobs | None = None
     text_version: int = TEXT_VERSION
 
     def __post_init__(self) -> None:
@@ -67,6 +70,7 @@ class ManifestConfig:
             raise ValueError(f"max_rejected={self.max_rejected:g}; it is a share, from 0 to 1")
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"jobs={self.jobs}; it must be 1 or more, or null for one a core")
+        check_cluster(self.cluster)
         if self.text_version != TEXT_VERSION:
             raise ValueError(
                 f"text_version={self.text_version}; this release normalises text by version "
@@ -77,8 +81,8 @@ class ManifestConfig:
 def run(workspace: Workspace) -> None:
     """Validate every utterance of the corpus and write one manifest a split."""
     config = workspace.config(ManifestConfig, "manifests")
-    # How many processes decode does not change what comes out, so that a marker leaves it out.
-    request = dataclasses.replace(config, jobs=None)
+    # Which processes decode does not change what comes out, so that a marker leaves it out.
+    request = dataclasses.replace(config, jobs=None, cluster=None)
     run_stage(
         workspace,
         STAGE,
@@ -149,7 +153,7 @@ def _examine(
     # Starting processes takes longer than decoding a few utterances.
     jobs = min(config.jobs or cores(), max(1, len(together) // UTTERANCES_PER_JOB))
     verdicts = tqdm(
-        examine_all(together, may_be_empty, rules, jobs),
+        examine_all(together, may_be_empty, rules, jobs, config.cluster),
         total=len(together),
         desc="validation",
         unit="utt",

@@ -128,6 +128,7 @@ def _run_locked(
     log.info("stage %s: started", stage)
     begin = time.monotonic()
     result = build(directory)
+    _remove_half_written(directory)  # by a worker that was killed while others went on
     seconds = time.monotonic() - begin
     marker = {
         **request,
@@ -186,13 +187,17 @@ def _prepare(directory: Path, request: dict[str, Any], workspace: Workspace) -> 
     if directory.exists() and (workspace.force or not goes_on):
         _empty(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    _remove_half_written(directory)
+    write_json(started, request)
+    marker.unlink(missing_ok=True)
+
+
+def _remove_half_written(directory: Path) -> None:
     for half_written in list(directory.rglob(".partial-*")):
         if half_written.is_dir():
             shutil.rmtree(half_written)
         else:
             half_written.unlink(missing_ok=True)
-    write_json(started, request)
-    marker.unlink(missing_ok=True)
 
 
 def _empty(directory: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import sentencepiece
 
 from asr.errors import UserError
-from asr.feature_storage import feature_extents, read_cuts
+from asr.feature_storage import feature_rows, read_cuts
 from asr.features import manifest_name
 from asr.files import atomic_write, write_json, write_jsonl
 from asr.frames import stacked_length
@@ -229,8 +229,8 @@ def _count_unknown(split: str, rows: Iterable[dict[str, Any]], tokenizer: Tokeni
 
 def _fewest_frames(features: Path, split: str, speeds: Sequence[float]) -> dict[str, int]:
     """By utterance id, the frames at the fastest speed: the hardest case for CTC."""
-    _, extents = feature_extents(features / manifest_name(split, max(speeds)))
-    return {utterance: extent.frames for utterance, extent in extents.items()}
+    rows = feature_rows(features / manifest_name(split, max(speeds)))
+    return {utterance: row["num_frames"] for utterance, row in rows}
 
 
 def _refuse(

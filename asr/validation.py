@@ -6,7 +6,6 @@ decoder. This module stays free of torch and Lhotse, since worker processes impo
 
 import functools
 from collections.abc import Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,10 +13,11 @@ from typing import Literal
 import numpy as np
 import soundfile
 
+from asr.cluster import SlurmJobs, worker_map
 from asr.containers import Fault, check_container
 from asr.corpora import Utterance
 from asr.errors import UserError
-from asr.processes import worker_pool
+from asr.processes import WorkerDied
 from asr.text import UnsafeText, normalise
 
 # Why an utterance is rejected, and what to do about it.
@@ -51,6 +51,7 @@ LOWEST_RATE, HIGHEST_RATE = 4_000, 192_000
 KINDS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF", "AU", "NIST"})
 LOUDEST = 2.0  # lossy decoders go a little beyond 1
 OGG_TOLERANCE_SECONDS = 0.1
+CHUNK = 16  # audio files that a process examines at a time
 BLOCK = 1 << 18  # samples decoded at once, so that a header's claim never sizes a buffer
 
 
@@ -115,9 +116,15 @@ class Stretch:
 
 
 def examine_all(
-    utterances: Sequence[Utterance], may_be_empty: Sequence[bool], rules: Rules, jobs: int
+    utterances: Sequence[Utterance],
+    may_be_empty: Sequence[bool],
+    rules: Rules,
+    jobs: int,
+    cluster: str | SlurmJobs | None = None,
 ) -> Iterator[tuple[int, Verdict]]:
     """The utterances' places in the list with their verdicts, by ``jobs`` processes of one thread.
+
+    Or by the workers of a ``cluster``; see ``worker_map``.
 
     Utterances of one audio file are examined together, since it is decoded once. ``may_be_empty``
     says for each utterance whether its transcript may lack words, as it may in a test set. The
@@ -131,31 +138,36 @@ def examine_all(
         [(utterances[place], may_be_empty[place]) for place in together]
         for together in places.values()
     ]
-    for together, verdicts in zip(places.values(), _examine(tasks, rules, jobs), strict=True):
+    for together, verdicts in zip(
+        places.values(), _examine(tasks, rules, jobs, cluster), strict=True
+    ):
         yield from zip(together, verdicts, strict=True)
 
 
 Task = list[tuple[Utterance, bool]]
 
 
-def _examine(tasks: list[Task], rules: Rules, jobs: int) -> Iterator[list[Verdict]]:
-    examine_one = functools.partial(examine, rules=rules)
-    if jobs == 1:
-        yield from map(examine_one, tasks)
+def _examine(
+    tasks: list[Task], rules: Rules, jobs: int, cluster: str | SlurmJobs | None
+) -> Iterator[list[Verdict]]:
+    if jobs == 1 and cluster is None:
+        yield from (examine(task, rules) for task in tasks)
         return
-    pool = worker_pool(jobs, preload=__name__)
-    done = 0
-    try:
-        for verdicts in pool.map(examine_one, tasks, chunksize=16):
-            yield verdicts
-            done += 1
-    except BrokenProcessPool:
-        raise UserError(
-            f"a process that decodes audio died at {tasks[done][0][0].audio} or soon after "
-            "(out of memory, or libsndfile crashed); jobs=1 stops at the very file"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    chunks = [tasks[first : first + CHUNK] for first in range(0, len(tasks), CHUNK)]
+    with worker_map(jobs, cluster, preload=__name__) as mapped:
+        try:
+            for verdicts in mapped(functools.partial(_examine_chunk, rules=rules), chunks):
+                yield from verdicts
+        except WorkerDied as died:
+            raise UserError(
+                "a process that decodes audio died at or soon after "
+                f"{chunks[died.task][0][0][0].audio} (out of memory, or libsndfile crashed); "
+                "jobs=1 without a cluster stops at the very file"
+            ) from None
+
+
+def _examine_chunk(tasks: list[Task], rules: Rules) -> list[list[Verdict]]:
+    return [examine(task, rules) for task in tasks]
 
 
 def examine(task: Task, rules: Rules) -> list[Verdict]:

@@ -1,16 +1,22 @@
 """Speech-like audio and the stages before features, made on the spot."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import soundfile
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
+from asr.audio import Utterance
 from asr.cuts import write_cuts
 from asr.fbank import LogMelFbankConfig
 from asr.feature_storage import FlatFeaturesWriter
-from asr.features import _with_features
+from asr.features import Part, Task, _with_features, manifest_name
 from asr.stages import Workspace
 
 RATE = 16000
@@ -105,15 +111,15 @@ def write_features(root, utterances, speeds=(1.0,)):
         cuts = [make_cut(i, frames * 160, text, "x") for i, (frames, text) in members.items()]
         write_cuts(source, cuts)
         for speed in speeds if split == "train" else (1.0,):
-            part = split if speed == 1.0 else f"{split}-sp{speed:g}"
-            storage = folder / f"{part}.f32"
-            storage.touch()
-            with FlatFeaturesWriter(storage) as writer:
-                lengths = [round(cut.duration * 100 / speed) for cut in cuts]
-                keys = [writer.write("", made_up_features(n, split, speed)) for n in lengths]
-            write_cuts(
-                folder / f"{part}.jsonl.gz", _with_features(source, speed, config, storage, keys)
-            )
+            utterances = [Utterance.of(cut) for cut in cuts]
+            shard = folder / f"{split}-{speed:g}" / "00000.f32"
+            task = Task(utterances, speed, config, shard, counted=False)
+            shard.parent.mkdir()
+            with FlatFeaturesWriter(shard) as writer:
+                for extent in task.extents:
+                    writer.write("", made_up_features(extent.frames, split, speed))
+            part = Part(split, speed, False, [task])
+            write_cuts(folder / manifest_name(split, speed), _with_features(source, part))
 
 
 def made_up_features(frames: int, split: str, speed: float) -> np.ndarray:
@@ -124,3 +130,40 @@ def made_up_features(frames: int, split: str, speed: float) -> np.ndarray:
 
 def workspace(root: Path, *overrides: str, force: bool = False) -> Workspace:
     return Workspace(RECIPE, root, overrides=overrides, force=force)
+
+
+def block(audio: Path) -> None:
+    """Put a pipe in place of an audio file: whoever reads it waits."""
+    audio.rename(audio.with_suffix(".kept"))
+    os.mkfifo(audio)
+
+
+@contextlib.contextmanager
+def reader_of(audio: Path) -> Iterator[int]:
+    """The process that waits for a ``block``ed file; in the end the file is back."""
+    with open(audio, "wb"):  # waits for the reader
+        (process,) = (
+            int(link.parts[2])
+            for link in Path("/proc").glob("[0-9]*/fd/*")
+            if link.parts[2] != str(os.getpid()) and _target(link) == str(audio)
+        )
+        audio.with_suffix(".kept").replace(audio)
+        yield process
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def start_stage(root: Path, stage: str, *overrides: str) -> subprocess.Popen:
+    """``python -m asr``, with its folder in ``STAGE_TEST`` of its environment."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "asr", stage, "--recipe", RECIPE, "--dir", root, *overrides],
+        cwd=RECIPE.parent.parent,
+        env={**os.environ, "STAGE_TEST": str(root)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )

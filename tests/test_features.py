@@ -1,13 +1,10 @@
 import json
 import logging
 import math
-import multiprocessing
 import os
+import resource
 import signal
-import subprocess
-import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +16,19 @@ from lhotse.features.base import FeatureExtractor
 from lhotse.utils import perturb_num_samples
 from speech_helpers import (
     RATE,
-    RECIPE,
+    block,
     make_cut,
+    reader_of,
     small_corpus,
     speech_like,
+    start_stage,
     workspace,
     write_manifests,
     write_utterance,
 )
 
 from asr import features
+from asr.audio import Utterance, read_audio
 from asr.config import load_config
 from asr.cuts import write_cuts
 from asr.errors import UserError
@@ -155,16 +155,13 @@ def test_unusable_configuration_is_refused():
 
 def test_storage_reads_back_what_was_written(tmp_path):
     path = tmp_path / "store.f32"
-    path.touch()
     random = np.random.default_rng(0)
     values = [random.normal(size=(frames, 5)).astype(np.float32) for frames in (3, 1, 7)]
     with FlatFeaturesWriter(path) as writer:
         keys = [writer.write(str(i), value) for i, value in enumerate(values)]
-    with FlatFeaturesWriter(path, Extent.parse(keys[1]).offset) as writer:
-        assert writer.write("1", -values[1]) == keys[1]
     reader = FlatFeaturesReader(path)
     np.testing.assert_array_equal(reader.read(keys[0]), values[0])
-    np.testing.assert_array_equal(reader.read(keys[1]), -values[1])
+    np.testing.assert_array_equal(reader.read(keys[1]), values[1])
     np.testing.assert_array_equal(reader.read(keys[2], 2, 5), values[2][2:5])
     np.testing.assert_array_equal(reader.read(keys[2], 4), values[2][4:])
 
@@ -181,11 +178,10 @@ def test_short_or_missing_store_is_named(tmp_path):
 def files(root: Path) -> dict[str, bytes]:
     """All that the stage wrote; of its marker, which also tells the time, what stages rely on."""
     folder = root / "features"
-    marker = json.loads((folder / "stage.json").read_text())
-    lasting = json.dumps([marker["counts"], marker["outputs"]])
-    kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
-    statistics = (folder / "statistics.json").read_bytes()
-    return {**kept, "stage.json": lasting.encode(), "statistics.json": statistics}
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    kept = {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
+    marker = json.loads(kept["stage.json"])
+    return {**kept, "stage.json": json.dumps([marker["counts"], marker["outputs"]]).encode()}
 
 
 def test_stage_writes_features_statistics_and_manifests(tmp_path, caplog):
@@ -224,13 +220,15 @@ def test_std_is_floored_for_bins_without_signal():
 
 
 def test_bytes_do_not_depend_on_jobs_or_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "TASK_SECONDS", 2.0)  # several tasks
+    monkeypatch.setattr(features, "SHARD_SECONDS", 2.0)
     small_corpus(tmp_path)
     features.run(workspace(tmp_path, "jobs=2"))
     first = files(tmp_path)
     features.run(workspace(tmp_path, "jobs=1", force=True))
     assert files(tmp_path) == first
-    assert not [name for name in first if name.startswith(".")]
+    shards = [name for name in first if name.startswith("train/")]
+    assert len(shards) == 6  # of 7 utterances of 1 s to 5.3 s
+    assert not [name for name in first if ".partial" in name]
 
 
 def test_manifest_bytes_do_not_depend_on_time_or_name(tmp_path, monkeypatch):
@@ -264,7 +262,10 @@ def test_second_run_is_skipped_and_more_processes_are_no_change(tmp_path):
     assert (tmp_path / "features" / "stage.json").stat().st_mtime_ns == before
 
 
-def test_killed_run_is_taken_up_where_it_stopped(tmp_path):
+def test_killed_run_is_taken_up_where_it_stopped(tmp_path, monkeypatch, caplog):
+    """As it stands after a kill: some shards are there, their part's manifest is not."""
+    monkeypatch.setattr(features, "SHARD_SECONDS", 2.0)
+    caplog.set_level(logging.INFO)
     small_corpus(tmp_path)
     features.run(workspace(tmp_path))
     expected = files(tmp_path)
@@ -272,13 +273,15 @@ def test_killed_run_is_taken_up_where_it_stopped(tmp_path):
     marker = json.loads((folder / "stage.json").read_text())
     request = {key: marker[key] for key in ("stage", "format_version", "parameters", "inputs")}
     (folder / "stage.started.json").write_text(json.dumps(request))
-    for name in ("stage.json", "dev.jsonl.gz", "test-a.jsonl.gz"):
+    lost = ["stage.json", "statistics.json", "train/00003.f32", "dev/00000.f32"]
+    for name in [*lost, *(path.name for path in folder.glob("*.jsonl.gz"))]:
         (folder / name).unlink()
-    (folder / ".partial-1-dev.f32").write_bytes(b"short")
-    kept = (folder / "train.f32").stat().st_mtime_ns
+    (folder / "train" / ".partial-host-1-00003.f32").write_bytes(b"short")
+    before = {path: path.stat().st_ino for path in folder.rglob("0*.f32")}
     features.run(workspace(tmp_path))
     assert files(tmp_path) == expected
-    assert (folder / "train.f32").stat().st_mtime_ns == kept
+    assert {path: path.stat().st_ino for path in before} == before
+    assert "0.00 h were there before" not in caplog.records[-2].getMessage()
 
 
 def vanish(path: Path) -> None:
@@ -307,7 +310,7 @@ def test_audio_changed_since_stage_1_is_named(tmp_path, change):
     cut.recording.sources[0].source = str(tmp_path / "audio" / "u1.flac")
     change(tmp_path / "audio" / "u1.flac")
     with pytest.raises(UserError, match=r"utterance u1: .*u1\.flac .*rerun the manifests stage"):
-        features.read_audio(features._utterance(cut), 16000)
+        read_audio(Utterance.of(cut), 16000)
 
 
 def test_stage_fails_by_name_without_leaving_output(tmp_path):
@@ -315,8 +318,9 @@ def test_stage_fails_by_name_without_leaving_output(tmp_path):
     (tmp_path / "audio" / "dev-1.flac").unlink()
     with pytest.raises(UserError, match=r"dev-1.*dev-1\.flac"):
         features.run(workspace(tmp_path))
-    left = sorted(path.name for path in (tmp_path / "features").iterdir())
-    assert left == ["stage.started.json", "statistics.json", "train.f32", "train.jsonl.gz"]
+    left = [path.name for path in (tmp_path / "features").iterdir() if path.is_file()]
+    assert sorted(left) == ["stage.started.json", "statistics.json", "train.jsonl.gz"]
+    assert not list((tmp_path / "features" / "dev").iterdir())
 
 
 def test_audio_of_another_rate_is_resampled(tmp_path):
@@ -329,10 +333,10 @@ def test_audio_of_another_rate_is_resampled(tmp_path):
     for name, rate in (("wide", RATE), ("narrow", 8000)):
         cut = make_cut(name, 2 * RATE, "x", str(tmp_path / f"{name}.wav"))
         cut.recording.sampling_rate, cut.recording.num_samples = rate, 2 * rate
-        utterance = features._utterance(cut)
+        utterance = Utterance.of(cut)
         assert utterance.num_samples == 2 * rate
         assert utterance.samples_at(RATE, 0.9) == perturb_num_samples(2 * RATE, 0.9)
-        samples = features.read_audio(utterance, RATE)
+        samples = read_audio(utterance, RATE)
         assert len(samples) == utterance.samples_at(RATE, 1.0)
         found.append(LogMelFbank().extract(samples, RATE))
     low = slice(0, 40)  # up to about 3 kHz
@@ -351,26 +355,38 @@ def test_the_mean_of_all_channels(tmp_path):
     soundfile.write(tmp_path / "two.flac", both, RATE)
     cut = make_cut("u", len(both), "x", str(tmp_path / "two.flac"))
     cut.recording.sources[0].channels, cut.custom = [0, 1], {"mix": True}
-    samples = features.read_audio(features._utterance(cut), RATE)
+    samples = read_audio(Utterance.of(cut), RATE)
     np.testing.assert_allclose(samples, (audio(both[:, 0]) + audio(both[:, 1])) / 2, atol=1e-6)
 
 
+def one_task(root: Path, output: Path | None) -> Task:
+    cut = write_utterance(root / "audio", "u1", 1.0, "x", seed=1)
+    cut.recording.sources[0].source = str(root / "audio" / "u1.flac")
+    return Task([Utterance.of(cut)], 1.0, LogMelFbankConfig(), output, counted=True)
+
+
 def test_full_disk_is_a_clear_error(tmp_path):
-    cut = write_utterance(tmp_path / "audio", "u1", 1.0, "x", seed=1)
-    cut.recording.sources[0].source = str(tmp_path / "audio" / "u1.flac")
-    task = Task([features._utterance(cut)], 1.0, LogMelFbankConfig(), Path("/dev/full"), 0)
-    with pytest.raises(UserError, match="/dev/full: cannot write features: No space left"):
-        features._run(task)
+    task = one_task(tmp_path, tmp_path / "train" / "00000.f32")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"00000\.f32: cannot write features: File too large"):
+            features._run(task)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list((tmp_path / "train").iterdir())
 
 
-def test_killed_worker_is_a_clear_error_and_leaves_nothing(tmp_path):
+def test_killed_worker_is_a_clear_error(tmp_path):
     small_corpus(tmp_path)
-    source = tmp_path / "manifests" / "train.jsonl.gz"
-    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
-        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL)
-        with pytest.raises(UserError, match=r"was killed \(out of memory\?\).*jobs=1"):
-            features._extract(source, 1.0, LogMelFbankConfig(), pool, tmp_path / "train.f32")
-    assert not list(tmp_path.glob("*.f32"))
+    block(tmp_path / "audio" / "train-3.flac")
+    stage = start_stage(tmp_path, "features", "jobs=1")
+    with reader_of(tmp_path / "audio" / "train-3.flac") as worker:
+        os.kill(worker, signal.SIGKILL)
+        said = stage.communicate()[1]
+    assert stage.returncode == 1
+    assert "was killed (out of memory?), at utterances train-0 to train-6 or soon" in said
+    assert not list((tmp_path / "features").rglob("0*.f32"))
 
 
 def test_segments_and_channels_of_a_recording(tmp_path):
@@ -379,7 +395,7 @@ def test_segments_and_channels_of_a_recording(tmp_path):
     cut = make_cut("u", len(both), "x", str(tmp_path / "two.flac"))
     cut.recording.sources[0].channels = [0, 1]
     cut.channel, cut.start, cut.duration = 1, 0.5, 1.0
-    samples = features.read_audio(features._utterance(cut), 16000)
+    samples = read_audio(Utterance.of(cut), 16000)
     np.testing.assert_array_equal(samples, audio(both[8000:24000, 1]))
 
 
@@ -392,26 +408,17 @@ def test_empty_train_split_is_an_error(tmp_path):
 
 def test_workers_die_with_their_parent(tmp_path):
     small_corpus(tmp_path)
-    # A pipe in place of audio: a worker waits for its writer for ever.
-    (tmp_path / "audio" / "train-3.flac").unlink()
-    os.mkfifo(tmp_path / "audio" / "train-3.flac")
-    command = [sys.executable, "-m", "asr", "features", "--recipe", RECIPE, "--dir", tmp_path]
-    environment = {**os.environ, "FEATURES_TEST": str(tmp_path)}
-    run = subprocess.Popen(
-        command, cwd=RECIPE.parent.parent, env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        # Itself, the fork server, the resource tracker, and a worker or two.
-        wait_until(lambda: len(processes_of(tmp_path)) >= 4)
-    finally:
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-    wait_until(lambda: not processes_of(tmp_path))
+    block(tmp_path / "audio" / "train-3.flac")
+    stage = start_stage(tmp_path, "features")
+    with reader_of(tmp_path / "audio" / "train-3.flac"):
+        stage.send_signal(signal.SIGKILL)
+        stage.communicate()
+        wait_until(lambda: not processes_of(tmp_path))
 
 
 def processes_of(folder: Path) -> list[int]:
     """Processes that carry this test's mark in their environment."""
-    mark = f"FEATURES_TEST={folder}".encode()
+    mark = f"STAGE_TEST={folder}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

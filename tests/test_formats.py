@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from asr import audio
+from asr.audio import read_audio
 from asr.corpora import Utterance
-from asr.features import _utterance, read_audio
 from asr.manifests import _to_cut
 from asr.validation import Rules, examine
 
@@ -35,7 +36,7 @@ def heard(path, rules=LENIENT, **where):
     """What the features are computed from."""
     utterance, verdict = judge(path, rules, **where)
     assert verdict.reason is None, verdict
-    return read_audio(_utterance(_to_cut(utterance, verdict)), RATE)
+    return read_audio(audio.Utterance.of(_to_cut(utterance, verdict)), RATE)
 
 
 def riff(*chunks, size=None):
@@ -318,7 +319,7 @@ def test_segments_of_what_cannot_seek(tmp_path):
     found = heard(tmp_path / "a.wav", Rules(8000, 0.1, 30.0), start=0.5, end=1.0)
     assert len(found) == 8000  # at 16 kHz
     utterance, verdict = judge(tmp_path / "a.wav", Rules(8000, 0.1, 30.0), start=0.5, end=1.0)
-    own = read_audio(_utterance(_to_cut(utterance, verdict)), 8000)
+    own = read_audio(audio.Utterance.of(_to_cut(utterance, verdict)), 8000)
     np.testing.assert_allclose(own, whole[4000:8000], atol=1e-6)
 
 

@@ -1,0 +1,146 @@
+"""Features of a manifest's utterances by index: read from shards, or computed from audio."""
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from lhotse.features.io import FeaturesReader, register_reader
+
+from asr.audio import Utterance, read_audio
+from asr.errors import UserError
+from asr.fbank import LogMelFbank, LogMelFbankConfig
+from asr.feature_storage import Extent, feature_rows, located, read_features
+from asr.files import read_json
+
+
+class FeatureSource(Protocol):
+    """Features of n utterances; ``frames`` (n,) int64 counts theirs. Keeps nothing but arrays."""
+
+    frames: np.ndarray
+
+    def load(self, index: int) -> np.ndarray:
+        """Features ``(frames, bins)`` float32 of one utterance; UserError where they are gone."""
+        ...
+
+
+def open_features(manifest: Path, ids: Sequence[str]) -> FeatureSource:
+    """What stage 2 made of the utterances ``ids`` in ``manifest``, in the order of ``ids``.
+
+    Raises UserError for a missing manifest, and for an utterance that it lacks.
+    """
+    places = {name: place for place, name in enumerate(ids)}
+    storages, keys, kinds = [""] * len(ids), [""] * len(ids), set()
+    for name, row in feature_rows(manifest):
+        place = places.get(name)
+        if place is not None:
+            storages[place], keys[place] = row["storage_path"], row["storage_key"]
+            kinds.add(row["storage_type"])
+    if "" in keys:
+        raise UserError(
+            f"{manifest}: no features of utterance {ids[keys.index('')]}; rerun the features "
+            "stage, then the tokens stage"
+        )
+    if kinds == {ComputedFeaturesReader.name}:
+        return ComputedFeatures(manifest.parent / storages[0], keys)
+    return StoredFeatures(manifest.parent, storages, keys)
+
+
+class StoredFeatures:
+    """Features in shards: ``storages`` are file names below ``folder``, ``keys`` of ``Extent``."""
+
+    def __init__(self, folder: Path, storages: Sequence[str], keys: Sequence[str]) -> None:
+        names = sorted(set(storages))
+        numbers = {name: number for number, name in enumerate(names)}
+        self._shards = [folder / name for name in names]
+        self._numbers = np.array([numbers[name] for name in storages], dtype=np.int32)
+        self._extents = np.array([Extent.parse(key) for key in keys], dtype=np.int64)
+        self._extents.shape = (len(keys), len(Extent._fields))  # also without utterances
+        self.frames = self._extents[:, 1].copy()
+
+    def load(self, index: int) -> np.ndarray:
+        """Read them."""
+        extent = Extent(*self._extents[index].tolist())
+        return read_features(self._shards[self._numbers[index]], extent)
+
+
+class AudioPlace(NamedTuple):
+    """The audio that features of ``frames`` frames are computed from, ``speed`` times as fast."""
+
+    frames: int
+    speed: float
+    utterance: Utterance
+
+    @staticmethod
+    def parse(key: str | bytes) -> "AudioPlace":
+        """The inverse of ``key``."""
+        frames, speed, name, path, *numbers = json.loads(key)
+        return AudioPlace(frames, speed, Utterance(name, Path(path), *numbers))
+
+    @property
+    def key(self) -> str:
+        """Lhotse's storage key."""
+        utterance = self.utterance._replace(path=str(self.utterance.path))  # type: ignore[arg-type]
+        return json.dumps([self.frames, self.speed, *utterance], separators=(",", ":"))
+
+
+class ComputedFeatures:
+    """Features by the configuration in ``statistics``, of audio at ``keys`` of ``AudioPlace``.
+
+    Audio paths may be relative to the folder of ``statistics``.
+    """
+
+    def __init__(self, statistics: Path, keys: Sequence[str]) -> None:
+        self._folder, self._config = statistics.parent, _configuration(statistics)
+        self._keys = np.array([key.encode() for key in keys], dtype=np.bytes_)
+        self.frames = np.array([AudioPlace.parse(key).frames for key in keys], dtype=np.int64)
+
+    def load(self, index: int) -> np.ndarray:
+        """Compute them."""
+        return _computed(AudioPlace.parse(self._keys[index]), self._folder, self._config)
+
+
+@register_reader
+class ComputedFeaturesReader(FeaturesReader):
+    """For Lhotse: features that are not stored, but computed from ``AudioPlace`` when loaded."""
+
+    name = "log_mel_of_audio"
+
+    def __init__(self, storage_path: Path) -> None:
+        self._folder = Path(storage_path).parent
+        self._config = _configuration(Path(storage_path))
+
+    def read(
+        self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None
+    ) -> np.ndarray:
+        """Frames ``left_offset_frames`` to ``right_offset_frames`` (exclusive; None: the end)."""
+        features = _computed(AudioPlace.parse(key), self._folder, self._config)
+        return features[left_offset_frames:right_offset_frames]
+
+
+def _configuration(statistics: Path) -> LogMelFbankConfig:
+    return LogMelFbankConfig.from_dict(read_json(statistics)["features"])
+
+
+def _computed(place: AudioPlace, folder: Path, config: LogMelFbankConfig) -> np.ndarray:
+    path = Path(located(str(place.utterance.path), folder))
+    return compute_features(place.utterance._replace(path=path), config, place.speed)
+
+
+def compute_features(utterance: Utterance, config: LogMelFbankConfig, speed: float) -> np.ndarray:
+    """Decode an utterance and compute its features ``(frames, bins)`` float32.
+
+    Raises UserError, with utterance and file, for audio that is not what stage 1 saw.
+    """
+    samples = read_audio(utterance, config.sampling_rate, speed)
+    try:
+        return _extractor(config).extract(samples, config.sampling_rate)
+    except ValueError as error:
+        raise UserError(f"utterance {utterance.id} ({utterance.path}): {error}") from None
+
+
+@functools.cache
+def _extractor(config: LogMelFbankConfig) -> LogMelFbank:
+    return LogMelFbank(config)
