@@ -1,0 +1,67 @@
+"""Features stored or computed when asked for: the same numbers."""
+
+import json
+
+import numpy as np
+import pytest
+from speech_helpers import SPLITS, small_corpus, workspace
+
+from asr import features, tokens
+from asr.data import UtteranceSet
+from asr.errors import UserError
+from asr.feature_storage import load_cuts
+
+SPEEDS = "speeds=[0.9, 1.0, 1.1]"
+ALL_SPLITS = [SPLITS["train"], SPLITS["dev"], *SPLITS["tests"]]
+
+
+def make_features(root, *overrides):
+    small_corpus(root)
+    features.run(workspace(root, SPEEDS, *overrides))
+    tokens.run(workspace(root))
+    return {split: UtteranceSet.of_split(workspace(root), split) for split in ALL_SPLITS}
+
+
+def test_computed_features_are_bit_for_bit_the_stored_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "SHARD_SECONDS", 2.0)
+    stored = make_features(tmp_path / "stored")
+    computed = make_features(tmp_path / "computed", "store=false")
+    for split in ALL_SPLITS:
+        np.testing.assert_array_equal(stored[split].speed_frames, computed[split].speed_frames)
+        for index in range(len(stored[split])):
+            assert stored[split].id(index) == computed[split].id(index)
+            for speed in range(stored[split].speed_frames.shape[1]):
+                one, other = stored[split].load(index, speed), computed[split].load(index, speed)
+                assert one.dtype == other.dtype == np.float32
+                np.testing.assert_array_equal(one, other)
+    assert stored["train"].speed_frames.shape == (7, 3)
+    assert list((tmp_path / "stored" / "features").rglob("*.f32"))
+    assert not list((tmp_path / "computed" / "features").rglob("*.f32"))
+
+
+def test_statistics_and_counts_do_not_depend_on_storing(tmp_path):
+    for name, store in (("stored", "true"), ("computed", "false")):
+        make_features(tmp_path / name, f"store={store}")
+    one, other = (tmp_path / name / "features" for name in ("stored", "computed"))
+    assert (one / "statistics.json").read_bytes() == (other / "statistics.json").read_bytes()
+    markers = [json.loads((folder / "stage.json").read_text()) for folder in (one, other)]
+    assert markers[0]["counts"] == markers[1]["counts"]
+
+
+def test_lhotse_loads_computed_features_also_of_a_moved_experiment(tmp_path):
+    stored = make_features(tmp_path / "stored")
+    make_features(tmp_path / "before", "store=false")
+    (tmp_path / "before").rename(tmp_path / "after")
+    cuts = list(load_cuts(tmp_path / "after" / "features" / "train-sp0.9.jsonl.gz"))
+    for index, cut in enumerate(cuts):
+        whole = stored["train"].load(index, 1)
+        np.testing.assert_array_equal(cut.load_features(), whole)
+        np.testing.assert_array_equal(cut.truncate(duration=0.5).load_features(), whole[:50])
+
+
+def test_audio_that_vanished_is_named_when_it_is_wanted(tmp_path):
+    utterances = make_features(tmp_path, "store=false")["train"]
+    (tmp_path / "audio" / "train-2.flac").unlink()
+    utterances.load(1)
+    with pytest.raises(UserError, match=r"utterance train-2: .*train-2\.flac cannot be read"):
+        utterances.load(2)
