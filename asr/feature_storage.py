@@ -1,9 +1,9 @@
 """Cut manifests that survive a move of their folder, and the flat files that hold features.
 
 Of Lhotse's stores only ``numpy_files`` works without further packages; it makes one file an
-utterance. Here features of many utterances are one file of little-endian float32, a shard, which
-any process reads with one seek, without an index and without keeping the file open.
-docs/data.md compares stores.
+utterance. Here features of many utterances are one file of floats, a shard, which any process
+reads with one seek, without an index and without keeping the file open. docs/data.md compares
+stores.
 """
 
 import dataclasses
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import torch
 from lhotse import CutSet
 from lhotse.cut import MonoCut
 from lhotse.features.io import FeaturesReader, FeaturesWriter, register_reader, register_writer
 
 from asr.errors import UserError
 
-DTYPE = np.dtype("<f4")
+# What a shard holds, by its suffix; little-endian.
+SUFFIXES = {".f32": torch.float32, ".f16": torch.float16}
 
 
 class Extent(NamedTuple):
@@ -37,33 +39,38 @@ class Extent(NamedTuple):
         return Extent(*map(int, key.split(",")))
 
     @property
-    def end(self) -> int:
-        """The byte after the last."""
-        return self.offset + self.frames * self.bins * DTYPE.itemsize
-
-    @property
     def key(self) -> str:
         """Lhotse's storage key."""
         return ",".join(map(str, self))
 
 
+def item_bytes(shard: Path) -> int:
+    """Bytes of one value in ``shard``."""
+    return SUFFIXES[shard.suffix].itemsize
+
+
 def read_features(path: Path, extent: Extent) -> np.ndarray:
     """Features ``(frames, bins)`` float32; UserError when the file is missing or too short."""
-    count = extent.frames * extent.bins
+    count, dtype = extent.frames * extent.bins, f"<f{item_bytes(path)}"
     try:
-        values = np.fromfile(path, dtype=DTYPE, count=count, offset=extent.offset)
+        values = np.fromfile(path, dtype=dtype, count=count, offset=extent.offset)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; rerun the features stage with --force") from None
     if len(values) != count:
         raise UserError(f"{path}: file is cut short; rerun the features stage with --force")
-    return values.reshape(extent.frames, extent.bins)
+    return converted(values, torch.float32).reshape(extent.frames, extent.bins)
+
+
+def converted(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """``values`` in another type; by torch, which takes a tenth of numpy's time for 16 bits."""
+    return torch.from_numpy(values).to(dtype).numpy()
 
 
 @register_writer
 class FlatFeaturesWriter(FeaturesWriter):
-    """Writes one utterance after the other into a file of its own."""
+    """Writes one utterance after the other into a file of its own, in the type of its suffix."""
 
-    name = "flat_float32"
+    name = "flat_floats"
 
     def __init__(self, storage_path: Path) -> None:
         self._path = Path(storage_path)
@@ -78,7 +85,8 @@ class FlatFeaturesWriter(FeaturesWriter):
     def write(self, key: str, value: np.ndarray) -> str:
         """Append ``value`` (frames, bins); returns the storage key that reads it back."""
         extent = Extent(self._offset, *value.shape)
-        self._offset += self._file.write(np.ascontiguousarray(value, dtype=DTYPE).data)
+        stored = np.ascontiguousarray(converted(value, SUFFIXES[self._path.suffix]))
+        self._offset += self._file.write(stored.data)
         return extent.key
 
     def __exit__(self, *exception: object) -> None:
@@ -89,7 +97,7 @@ class FlatFeaturesWriter(FeaturesWriter):
 class FlatFeaturesReader(FeaturesReader):
     """Reads what FlatFeaturesWriter wrote."""
 
-    name = "flat_float32"
+    name = FlatFeaturesWriter.name
 
     def __init__(self, storage_path: Path) -> None:
         self._path = Path(storage_path)
@@ -100,7 +108,7 @@ class FlatFeaturesReader(FeaturesReader):
         """Frames ``left_offset_frames`` to ``right_offset_frames`` (exclusive; None: the end)."""
         extent = Extent.parse(key)
         first, last, _ = slice(left_offset_frames, right_offset_frames).indices(extent.frames)
-        skipped = first * extent.bins * DTYPE.itemsize
+        skipped = first * extent.bins * item_bytes(self._path)
         return read_features(
             self._path, Extent(extent.offset + skipped, max(last - first, 0), extent.bins)
         )

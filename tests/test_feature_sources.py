@@ -65,3 +65,20 @@ def test_audio_that_vanished_is_named_when_it_is_wanted(tmp_path):
     utterances.load(1)
     with pytest.raises(UserError, match=r"utterance train-2: .*train-2\.flac cannot be read"):
         utterances.load(2)
+
+
+def test_half_of_the_bytes_are_off_by_less_than_a_hundredth(tmp_path):
+    whole = make_features(tmp_path / "whole")["train"]
+    half = make_features(tmp_path / "half", "dtype=float16")["train"]
+    for index in range(len(whole)):
+        for speed in range(3):
+            one, other = whole.load(index, speed), half.load(index, speed)
+            assert other.dtype == np.float32
+            assert 0 < np.abs(one - other).max() <= 2**-7
+    sizes = [
+        sum(path.stat().st_size for path in (tmp_path / name).rglob("0*.f*"))
+        for name in ("whole", "half")
+    ]
+    assert sizes[0] == 2 * sizes[1] > 0
+    with pytest.raises(UserError, match="dtype=float16 is for stored features"):
+        features.run(workspace(tmp_path / "half", "dtype=float16", "store=false"))

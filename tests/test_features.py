@@ -153,13 +153,16 @@ def test_unusable_configuration_is_refused():
         load_config(FeaturesConfig, [], ["jobs=0"])
 
 
-def test_storage_reads_back_what_was_written(tmp_path):
-    path = tmp_path / "store.f32"
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_storage_reads_back_what_was_written(tmp_path, dtype):
+    path = tmp_path / f"store.f{8 * dtype().itemsize}"
     random = np.random.default_rng(0)
-    values = [random.normal(size=(frames, 5)).astype(np.float32) for frames in (3, 1, 7)]
+    values = [random.normal(size=(frames, 5)).astype(dtype) for frames in (3, 1, 7)]
     with FlatFeaturesWriter(path) as writer:
         keys = [writer.write(str(i), value) for i, value in enumerate(values)]
     reader = FlatFeaturesReader(path)
+    assert path.stat().st_size == 11 * 5 * dtype().itemsize
+    assert reader.read(keys[0]).dtype == np.float32
     np.testing.assert_array_equal(reader.read(keys[0]), values[0])
     np.testing.assert_array_equal(reader.read(keys[1]), values[1])
     np.testing.assert_array_equal(reader.read(keys[2], 2, 5), values[2][2:5])
@@ -262,23 +265,25 @@ def test_second_run_is_skipped_and_more_processes_are_no_change(tmp_path):
     assert (tmp_path / "features" / "stage.json").stat().st_mtime_ns == before
 
 
-def test_killed_run_is_taken_up_where_it_stopped(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_killed_run_is_taken_up_where_it_stopped(tmp_path, monkeypatch, caplog, dtype):
     """As it stands after a kill: some shards are there, their part's manifest is not."""
     monkeypatch.setattr(features, "SHARD_SECONDS", 2.0)
     caplog.set_level(logging.INFO)
     small_corpus(tmp_path)
-    features.run(workspace(tmp_path))
+    features.run(workspace(tmp_path, f"dtype={dtype}"))
     expected = files(tmp_path)
     folder = tmp_path / "features"
     marker = json.loads((folder / "stage.json").read_text())
     request = {key: marker[key] for key in ("stage", "format_version", "parameters", "inputs")}
     (folder / "stage.started.json").write_text(json.dumps(request))
-    lost = ["stage.json", "statistics.json", "train/00003.f32", "dev/00000.f32"]
+    shards = {path.relative_to(folder).as_posix(): path for path in folder.rglob("0*.f*")}
+    lost = ["stage.json", "statistics.json", *sorted(shards)[:3]]
     for name in [*lost, *(path.name for path in folder.glob("*.jsonl.gz"))]:
         (folder / name).unlink()
-    (folder / "train" / ".partial-host-1-00003.f32").write_bytes(b"short")
-    before = {path: path.stat().st_ino for path in folder.rglob("0*.f32")}
-    features.run(workspace(tmp_path))
+    (folder / "train" / ".partial-host-1-00003.f16").write_bytes(b"short")
+    before = {path: path.stat().st_ino for path in folder.rglob("0*.f*")}
+    features.run(workspace(tmp_path, f"dtype={dtype}"))
     assert files(tmp_path) == expected
     assert {path: path.stat().st_ino for path in before} == before
     assert "0.00 h were there before" not in caplog.records[-2].getMessage()
