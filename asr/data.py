@@ -4,6 +4,7 @@ Everything random follows from (seed, epoch) or (seed, epoch, utterance id), so 
 resumed at any step, and an utterance looks the same whichever worker has it.
 """
 
+import array
 import dataclasses
 import functools
 import logging
@@ -19,7 +20,7 @@ from asr.augment import SpecAugmentConfig, spec_augment, stable_seed
 from asr.errors import UserError
 from asr.feature_sources import open_features
 from asr.features import manifest_name
-from asr.files import read_jsonl
+from asr.files import iterate_jsonl
 from asr.stages import Workspace
 
 # Utterances of durations within this factor of each other are mixed at random. Larger makes
@@ -41,13 +42,19 @@ class UtteranceSet:
     """
 
     def __init__(self, tokens: Path, features: Sequence[Path]) -> None:
-        rows = read_jsonl(tokens)
-        ids = [row["id"] for row in rows]
+        ids: list[str] = []
+        ends, flat, corpus = array.array("q", [0]), array.array("i"), array.array("i")
+        numbers: dict[str, int] = {}  # of the corpora, as they come
+        for row in iterate_jsonl(tokens):  # 700,000 rows at once would take gigabytes
+            ids.append(row["id"])
+            flat.extend(row["tokens"])
+            ends.append(len(flat))
+            corpus.append(numbers.setdefault(row["corpus"], len(numbers)))
         self._ids = np.array([name.encode() for name in ids], dtype=np.bytes_)
-        self._token_ends = np.cumsum([0, *(len(row["tokens"]) for row in rows)])
-        self._tokens = np.array([token for row in rows for token in row["tokens"]], dtype=np.int32)
-        self.corpora = sorted({row["corpus"] for row in rows})
-        self.corpus = np.array([self.corpora.index(row["corpus"]) for row in rows], dtype=np.int64)
+        self._token_ends, self._tokens = np.array(ends), np.array(flat)
+        self.corpora = sorted(numbers)
+        places = np.array([self.corpora.index(name) for name in numbers], dtype=np.int64)
+        self.corpus = places[np.array(corpus, dtype=np.int64)]
         self._sources = [open_features(manifest, ids) for manifest in features]
         self.speed_frames = np.stack([source.frames for source in self._sources], axis=1)
         self.frames = self.speed_frames[:, 0]

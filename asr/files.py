@@ -60,18 +60,30 @@ def read_json(path: Path) -> Any:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read one JSON object a line; UserError names the file, and the line that is not JSON."""
-    rows = []
-    lines = read_lines(path, missing="no such file; run the stage that writes it")
-    for number, line in enumerate(lines, start=1):
-        if line:
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise UserError(f"{path}:{number}: not valid JSON ({error})") from None
-    return rows
+    return list(iterate_jsonl(path))
 
 
-def read_lines(path: Path, missing: str = "no such file") -> list[str]:
+def iterate_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """``read_jsonl``, a line at a time."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="\n") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line != "\n":
+                    yield _json_row(path, number, line)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run the stage that writes it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error})") from None
+
+
+def _json_row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{number}: not valid JSON ({error})") from None
+
+
+def read_lines(path: Path) -> list[str]:
     """Lines split at \\n alone, as they were written; the last is empty if the file ends in one.
 
     A byte-order mark is no part of the first. UserError for a file that is missing or not UTF-8.
@@ -79,7 +91,7 @@ def read_lines(path: Path, missing: str = "no such file") -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
-        raise UserError(f"{path}: {missing}") from None
+        raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error})") from None
 
