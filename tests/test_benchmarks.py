@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from speech_helpers import RECIPE, small_corpus, workspace
+
+from asr import features, tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = ["-m", "tiered_dist.launch", "--workers", "2", "benchmarks/step.py", "--hidden", "8"]
@@ -23,6 +26,21 @@ ADAM = ["-m", "tiered_dist.launch", "--workers", "2", "benchmarks/adam.py", "--o
     ],
 )
 def test_runs(command, said):
+    run(command, said)
+
+
+def test_benchmarks_of_a_corpus_run(tmp_path):
+    small_corpus(tmp_path)
+    features.run(workspace(tmp_path))
+    tokens.run(workspace(tmp_path))
+    audio, once = str(tmp_path / "audio"), ["--seconds", "5", "--rounds", "1"]
+    run(["benchmarks/features.py", audio, *once], "whole     kaldi-native-fbank")
+    run(["benchmarks/storage.py", audio, *once], "float16")
+    stages = ["--recipe", str(RECIPE), "--dir", str(tmp_path), "--steps", "1"]
+    run(["benchmarks/loading.py", *stages], "memory at")
+
+
+def run(command, said):
     result = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,

@@ -1,4 +1,6 @@
+import gc
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -263,6 +265,25 @@ def test_stream_resumes_at_every_step(tmp_path, speeds):
             assert expected[0] == batch[0]
             np.testing.assert_array_equal(expected[1], batch[1])
         next(running, None)
+
+
+def test_memory_does_not_grow_over_an_epoch(tmp_path):
+    members = {f"u{i:04}": (20 + i % 50, TEXTS[i % len(TEXTS)]) for i in range(3000)}
+    others = {"dev": {"d": (300, "yes")}, "test-a": {"t": (200, "no")}}
+    write_features(tmp_path, {"train": members, **others})
+    tokens.run(workspace(tmp_path))
+    source = stream(UtteranceSet.of_split(workspace(tmp_path), "train"), 0, 1, epochs=1)
+    steps, found = len(source), []
+    tracemalloc.start()
+    try:
+        for step, _ in enumerate(source):
+            if step in (steps // 4, steps - 1):
+                gc.collect()
+                found.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    # All of the epoch's features are 34 MB.
+    assert found[1] - found[0] < 100_000
 
 
 def test_resuming_reads_no_earlier_batches(tmp_path, monkeypatch):
