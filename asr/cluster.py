@@ -79,6 +79,7 @@ def _connected(cluster: str | SlurmJobs, jobs: int) -> Iterator["Client"]:
         from distributed import Client
     except ImportError as error:
         raise _missing(error) from None
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # it tells of every connection
     with contextlib.ExitStack() as stack:
         address: str | Cluster
         if isinstance(cluster, SlurmJobs):
