@@ -289,6 +289,23 @@ def test_killed_run_is_taken_up_where_it_stopped(tmp_path, monkeypatch, caplog, 
     assert "0.00 h were there before" not in caplog.records[-2].getMessage()
 
 
+def test_a_run_that_is_killed_loses_what_was_being_made_alone(tmp_path):
+    small_corpus(tmp_path)
+    block(tmp_path / "audio" / "dev-1.flac")
+    stage = start_stage(tmp_path, "features", "jobs=1")
+    with reader_of(tmp_path / "audio" / "dev-1.flac"):
+        wait_until((tmp_path / "features" / "train.jsonl.gz").exists)
+        stage.kill()
+        stage.communicate()
+    shard = tmp_path / "features" / "train" / "00000.f32"
+    kept = shard.stat()
+    features.run(workspace(tmp_path))
+    assert (shard.stat().st_ino, shard.stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
+    after = files(tmp_path)
+    features.run(workspace(tmp_path, force=True))
+    assert files(tmp_path) == after
+
+
 def vanish(path: Path) -> None:
     path.unlink()
 
