@@ -65,7 +65,7 @@ def idle_in_a_dense_step():
     model = Vector((10,))
     trainer = hand_trainer(model, 2, GTC(FixedThreshold(1e3)))
     for step, dense in enumerate((False, True)):
-        trainer._inner._dense_is_smaller = lambda dense=dense: dense
+        trainer._inner._dense_is_smaller = lambda capacity, dense=dense: dense
         model.parts[0].grad = torch.ones(10)
         trainer.step(samples=0 if step == 1 and trainer.topology.rank == 1 else 2)
     residual = trainer.state_dict()["rank"]["inner"]["residual"]["parts.0"]

@@ -523,7 +523,7 @@ def test_what_would_fail_in_the_first_step_is_refused(settings, message):
 def test_messages_that_stay_full_are_told_once(caplog):
     model = nn.Linear(100, 100, bias=False)
     trainer = make_trainer(model, GTC(TargetDensity(0.05, 0.05), max_quanta=4), momentum=0.0)
-    trainer._inner._dense_is_smaller = lambda: False
+    trainer._inner._dense_is_smaller = lambda capacity: False
     for step in range(60):
         torch.manual_seed(step)
         model.weight.grad = torch.randn(100, 100) * 1.3**step

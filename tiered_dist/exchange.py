@@ -19,6 +19,21 @@ class ExchangeError(RuntimeError):
     """A collective failed: a rank of the group died, hung beyond the timeout, or disagreed."""
 
 
+def all_reduce_bytes(size: int, nbytes: int) -> int:
+    """What a rank sends in a ring all-reduce of ``nbytes`` a rank."""
+    return 2 * (size - 1) * nbytes // size
+
+
+def reduce_scatter_bytes(size: int, nbytes: int) -> int:
+    """What a rank sends in a ring reduce-scatter that leaves it ``nbytes``."""
+    return (size - 1) * nbytes
+
+
+def all_gather_bytes(size: int, nbytes: int) -> int:
+    """What a rank sends in a ring all-gather of ``nbytes`` a rank."""
+    return (size - 1) * nbytes
+
+
 class Exchange:
     """The collectives of one process group; it knows nothing of what the tensors mean.
 
@@ -53,7 +68,7 @@ class Exchange:
         if self.size > 1:
             with self._named("all-reduce"):
                 dist.all_reduce(tensor, group=self._group)
-            self._count(2 * (self.size - 1) * tensor.nbytes // self.size)
+            self._count(all_reduce_bytes(self.size, tensor.nbytes))
         return tensor
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
@@ -63,7 +78,7 @@ class Exchange:
         part = tensor.new_empty(tensor.numel() // self.size)
         with self._named("reduce-scatter"):
             _reduce_scatter(part, tensor, group=self._group)
-        self._count((self.size - 1) * part.nbytes)
+        self._count(reduce_scatter_bytes(self.size, part.nbytes))
         return part
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -73,7 +88,7 @@ class Exchange:
         gathered = tensor.new_empty(self.size * tensor.numel())
         with self._named("all-gather"):
             _all_gather(gathered, tensor.flatten(), group=self._group)
-        self._count((self.size - 1) * tensor.nbytes)
+        self._count(all_gather_bytes(self.size, tensor.nbytes))
         return gathered.view(self.size, *tensor.shape)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:

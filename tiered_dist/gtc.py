@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tiered_dist import codec, entries, message
-from tiered_dist.exchange import Exchange, ExchangeError
+from tiered_dist.exchange import Exchange, ExchangeError, all_gather_bytes, all_reduce_bytes
 from tiered_dist.inner import Clock, Local, Reduced, clip_norm
 from tiered_dist.layout import ParameterLayout
 from tiered_dist.threshold import TargetDensity, Threshold
@@ -156,7 +156,7 @@ class GTCState:
             self._agree_on_start(gradient, samples, local.step)
         taus = torch.ones(len(layout.names)) if self._taus is None else self._taus
         self._hold_tensors(gradient)
-        sent_before, dense = exchange.bytes_sent, self._dense_is_smaller()
+        sent_before, dense = exchange.bytes_sent, self._dense_is_smaller(self._capacity)
 
         outgoing = self._encode(gradient, samples, taus, local.step, dense)
         count = int(outgoing.quanta.abs().sum())
@@ -209,6 +209,25 @@ class GTCState:
             waiting_seconds=max(0.0, lasted - min(received.lasted)),
             decode_seconds=clock.lap(),
         )
+
+    def expected_bytes(self, step: int) -> tuple[int, int]:
+        """Payload and wire bytes that a rank sends in ``step`` if the density is its target.
+
+        Needs no process group. ValueError for a threshold that does not aim at a density.
+        """
+        target, total = self._settings.threshold.target_density(step), self._layout.total
+        if target is None:
+            raise ValueError(f"threshold={self._settings.threshold}: sends what passes it")
+        quanta = math.ceil(target * total)
+        capacity, size = self._capacity_for(quanta, step), self._exchange.size
+        words = message.HEADER_WORDS + len(self._layout.names)
+        if self._dense_is_smaller(capacity):
+            sent = all_gather_bytes(size, 4 * words) + all_reduce_bytes(size, 4 * total)
+            return sent, sent
+        words += len(self._exact)
+        payload = words + entries.words(quanta, total, capacity)
+        wire = words + entries.words(capacity, total, capacity)
+        return all_gather_bytes(size, 4 * payload), all_gather_bytes(size, 4 * wire)
 
     def end_block(self, resets_optimizer: bool) -> None:
         """Drop the residual, if the settings say so, and the velocity with the optimizer's."""
@@ -292,10 +311,10 @@ class GTCState:
         self._residual = self._residual.to(gradient.device)
         self._velocity = self._velocity.to(gradient.device)
 
-    def _dense_is_smaller(self) -> bool:
+    def _dense_is_smaller(self, capacity: int) -> bool:
         """Whether a ring all-reduce sends less than messages of this capacity would."""
         size, total = self._exchange.size, self._layout.total
-        return size > 1 and entries.words(self._capacity, total, self._capacity) > 2 * total / size
+        return size > 1 and entries.words(capacity, total, capacity) > 2 * total / size
 
     def _encode(
         self, gradient: Tensor, samples: float, taus: Tensor, step: int, dense: bool

@@ -68,7 +68,7 @@ class DenseInHost:
                 f"DenseInHost: a subgroup has ranks {teams} on its hosts; each must have as many. "
                 "Choose other subgroups, or GTC without it"
             )
-        if len(teams) > 1 and _slot(parameters, size) * (size - 1) >= parameters:
+        if len(teams) > 1 and slot_elements(parameters, size) * (size - 1) >= parameters:
             raise ValueError(
                 f"DenseInHost: {parameters} parameters cannot be cut into {size} parts"
             )
@@ -79,7 +79,7 @@ class DenseInHost:
             )
 
 
-def _slot(parameters: int, size: int) -> int:
+def slot_elements(parameters: int, size: int) -> int:
     """Elements of a part, the last of which may have fewer."""
     return -(-parameters // size)
 
@@ -95,7 +95,7 @@ class HostLevelState:
         between: Exchange,
         clip: float | None,
     ) -> None:
-        self._slot = _slot(layout.total, host.size)
+        self._slot = slot_elements(layout.total, host.size)
         first = self._slot * host.index
         self._layout = layout.part(first, first + self._slot)
         self._dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32

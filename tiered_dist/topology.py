@@ -126,13 +126,13 @@ class Topology:
         hosts = tuple(place.host for place in places)
         if ranks_per_host is not None:
             hosts = _numbered(hosts, ranks_per_host)
-        cut = _cut(subgroups, hosts)
-        teams = [_by_host(ranks, hosts) for ranks in cut]
+        cut = cut_world(subgroups, hosts)
+        teams = [by_host(ranks, hosts) for ranks in cut]
         groups = _Groups(rank, datetime.timedelta(seconds=timeout_seconds), postmortem)
         inner = groups.make(cut)
-        outer = groups.make(_columns(cut))
+        outer = groups.make(columns(cut))
         within_host = groups.make([team for host_teams in teams for team in host_teams])
-        between_hosts = groups.make([c for host_teams in teams for c in _columns(host_teams)])
+        between_hosts = groups.make([c for host_teams in teams for c in columns(host_teams)])
         assert inner is not None and within_host is not None  # these cover every rank
         # A rank's side of a connection may be ready before the other's: one that ended now would
         # make the other fail (measured: 2 of 150 times on a busy machine).
@@ -156,7 +156,7 @@ class Topology:
 
     def teams(self) -> list[tuple[tuple[int, ...], ...]]:
         """Each subgroup's ranks, host by host."""
-        return [_by_host(ranks, self.hosts) for ranks in self.subgroups]
+        return [by_host(ranks, self.hosts) for ranks in self.subgroups]
 
     def is_one_host(self, ranks: Sequence[int]) -> bool:
         """Whether all of ``ranks`` are on one host."""
@@ -223,9 +223,13 @@ def _store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()  # public only to who made it
 
 
-def _cut(
+def cut_world(
     subgroups: str | int | Sequence[Sequence[int]], hosts: tuple[str, ...]
 ) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each subgroup; ``subgroups`` as ``Topology.build`` takes it, ``hosts`` one a rank.
+
+    ValueError when they do not cover every rank exactly once.
+    """
     world_size = len(hosts)
     if subgroups == "host":
         cut = [[r for r, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
@@ -262,12 +266,13 @@ def _numbered(hosts: tuple[str, ...], ranks_per_host: int) -> tuple[str, ...]:
     )
 
 
-def _by_host(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+def by_host(ranks: tuple[int, ...], hosts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The ranks that are on each of their hosts."""
     names = dict.fromkeys(hosts[rank] for rank in ranks)
     return tuple(tuple(rank for rank in ranks if hosts[rank] == name) for name in names)
 
 
-def _columns(cut: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def columns(cut: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Ranks with the same place in each part: as many columns as the smallest one has."""
     return tuple(tuple(sorted(column)) for column in zip(*cut, strict=False))
 
