@@ -1,4 +1,4 @@
-"""``python -m asr <verb>``: one verb a stage of a recipe."""
+"""``python -m asr <verb>``: one verb a stage of a recipe, and what looks on."""
 
 import argparse
 import importlib
@@ -6,53 +6,88 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from asr.errors import UserError
 from asr.stages import Workspace
 
-# verb -> (module with run(workspace, arguments), whether it takes --system, what it does).
-# Modules are imported when their verb is called, so that --help is immediate.
-VERBS = {
-    "corpus": ("asr.corpora", False, "make or fetch the corpus (stage 0)"),
-    "manifests": ("asr.manifests", False, "list the utterances and validate them (stage 1)"),
-    "features": ("asr.features", False, "log-mel filterbank features and their statistics"),
-    "tokens": ("asr.tokens", False, "train the token model; drop what CTC cannot align (stage 3)"),
-    "train": ("asr.train", True, "train one system (stages 4 to 6)"),
-    "decode": ("asr.decode", False, "recognise the test sets with every trained system (stage 7)"),
-    "score": ("asr.score", False, "word error rates by system and test set (stage 8)"),
-    "compare": ("asr.compare", False, "compare the systems with the baseline (stage 9)"),
+# verb -> (module with run(workspace, ...), what it does). Modules are imported when their verb is
+# called, so that --help is immediate.
+STAGES = {
+    "corpus": ("asr.corpora", "make or fetch the corpus (stage 0)"),
+    "manifests": ("asr.manifests", "list the utterances and validate them (stage 1)"),
+    "features": ("asr.features", "log-mel filterbank features and their statistics"),
+    "tokens": ("asr.tokens", "train the token model; drop what CTC cannot align (stage 3)"),
+    "train": ("asr.train", "train one system (stages 4 to 6)"),
+    "decode": ("asr.decode", "recognise the test sets with every trained system (stage 7)"),
+    "score": ("asr.score", "word error rates by system and test set (stage 8)"),
+    "compare": ("asr.compare", "compare the systems with the baseline (stage 9)"),
 }
+OTHERS = {
+    "plan": ("asr.plan", "what a run will need: disk, hours, steps, bytes, memory"),
+}
+VERBS = {**STAGES, **OTHERS}
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     """Parse the command line; exits with status 2 and the usage on a mistake."""
     parser = argparse.ArgumentParser(prog="python -m asr", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, (_, takes_system, help_text) in VERBS.items():
+    for verb, (_, help_text) in VERBS.items():
         options = verbs.add_parser(verb, help=help_text, description=help_text)
         options.add_argument("--recipe", type=Path, required=True, help="folder with conf/*.yaml")
         options.add_argument("--dir", type=Path, required=True, help="where all outputs go")
-        options.add_argument("--force", action="store_true", help="run even if done before")
-        options.add_argument(
-            "--verify",
-            action="store_true",
-            help="compare earlier outputs by content, not size (files over 64 MB only where their "
-            "stage ran with --verify)",
-        )
-        if takes_system:
-            options.add_argument(
-                "--system", required=True, help="conf/systems/SYSTEM.yaml, laid over train.yaml"
-            )
-            options.add_argument(
-                "--resume",
-                action="store_true",
-                help="go on from the last checkpoint even if settings have changed since (with "
-                "the same settings that happens by itself)",
-            )
+        if verb in STAGES:
+            _add_stage_options(options)
+        if verb == "train":
+            _add_training_options(options)
+        if verb == "plan":
+            _add_plan_options(options)
         options.add_argument(
             "overrides", nargs="*", metavar="key=value", help="set one configuration value"
         )
     return parser.parse_args(words)
+
+
+def _add_stage_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--force", action="store_true", help="run even if done before")
+    options.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare earlier outputs by content, not size (files over 64 MB only where their "
+        "stage ran with --verify)",
+    )
+
+
+def _add_training_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument(
+        "--system", required=True, help="conf/systems/SYSTEM.yaml, laid over train.yaml"
+    )
+    options.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the last checkpoint even if settings have changed since (with "
+        "the same settings that happens by itself)",
+    )
+
+
+def _add_plan_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument(
+        "--system", action="append", default=[], help="may be repeated; all of the recipe's if not"
+    )
+    options.add_argument("--json", type=Path, help="write the plan to this file, too")
+    options.add_argument(
+        "--sample", type=Path, help="a folder of audio to measure preparation on; else it is made"
+    )
+
+
+def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a verb's ``run`` takes beside the workspace."""
+    if arguments.verb == "train":
+        return {"system": arguments.system}
+    if arguments.verb == "plan":
+        return {"systems": arguments.system, "json": arguments.json, "sample": arguments.sample}
+    return {}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -65,8 +100,8 @@ def main(words: list[str] | None = None) -> int:
         recipe=arguments.recipe,
         root=arguments.dir,
         overrides=tuple(arguments.overrides),
-        force=arguments.force,
-        verify=arguments.verify,
+        force=getattr(arguments, "force", False),
+        verify=getattr(arguments, "verify", False),
         resume=getattr(arguments, "resume", False),
     )
     # Processes are what runs in parallel; read by torch when a verb's module imports it.
@@ -75,10 +110,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         if not workspace.recipe.is_dir():
             raise UserError(f"{workspace.recipe}: no such recipe folder (--recipe)")
-        if VERBS[arguments.verb][1]:
-            module.run(workspace, arguments.system)
-        else:
-            module.run(workspace)
+        module.run(workspace, **_extra_arguments(arguments))
     except (UserError, OSError) as error:  # a full disk names its file, too
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -49,7 +49,16 @@ def _check_resumable(workspace: Workspace, directory: Path) -> None:
 
 
 def check_tiers(summary: dict[str, Any], config: TrainConfig) -> None:
-    """UserError, with the figures, unless the tiers that the configuration names have run.
+    """UserError, with the figures, unless the tiers that the configuration names have run."""
+    if failures := tier_failures(summary, config):
+        raise UserError(
+            f"{summary['system']}: trained, but not in the tiers it is named for: "
+            f"{'; '.join(failures)}. Train longer (epochs), or change block_steps, density, ramp"
+        )
+
+
+def tier_failures(summary: dict[str, Any], config: TrainConfig) -> list[str]:
+    """What keeps a run from being what its configuration names; of a plan, too.
 
     GTC: a mean sent density after the ramp of at most ``max_density``. BMUF: at least
     10 / (1 - eta) blocks. Several subgroups: models that differed before every block's end.
@@ -71,11 +80,7 @@ def check_tiers(summary: dict[str, Any], config: TrainConfig) -> None:
             failures.append(f"{summary['blocks']} blocks, fewer than 10/(1 - eta) = {needed:.0f}")
         if summary["subgroups"] > 1 and not summary["least_spread"]:
             failures.append("the subgroups' models did not differ before a block's end")
-    if failures:
-        raise UserError(
-            f"{summary['system']}: trained, but not in the tiers it is named for: "
-            f"{'; '.join(failures)}. Train longer (epochs), or change block_steps, density, ramp"
-        )
+    return failures
 
 
 def _run_stage(

@@ -55,12 +55,13 @@ class World:
 class Traffic:
     """One collective, or several at once: ``payload`` and ``wire`` bytes that each rank of
     ``groups`` sends. ``level`` is where: "subgroup", "in host", "between hosts", "tier 2",
-    "world"."""
+    "world". ``dense`` is what a dense all-reduce in float32 would send in GTC's place."""
 
     level: str
     groups: tuple[Ranks, ...]
     payload: float
     wire: float
+    dense: float | None = None
 
     def leaving_host(self, hosts: Sequence[str]) -> float:
         """Bytes that leave the host which sends most, by rings that take ranks in their order."""
@@ -195,7 +196,13 @@ def _compressed(
 ) -> Traffic:
     ranks = groups[0]
     state = GTCState(gtc, layout, Exchange(ranks, ranks[0], None), clip=None)
-    return Traffic(level, groups, *state.expected_bytes(step))
+    dense = all_reduce_bytes(len(ranks), FLOAT * layout.total)
+    return Traffic(level, groups, *state.expected_bytes(step), dense)
+
+
+def dense_bytes(world: World, elements: int) -> int:
+    """What a rank would send in a step by a dense all-reduce of its subgroup in float32."""
+    return all_reduce_bytes(len(world.subgroups[0]), FLOAT * elements)
 
 
 def _item_bytes(dtype: str) -> int:
