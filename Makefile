@@ -82,6 +82,10 @@ score: $(INSTALLED) ## stage 8: word error rates
 compare: $(INSTALLED) ## stage 9: compare the systems with the baseline
 	@$(RUN) --stage 9 --stop-stage 9
 
+.PHONY: plan
+plan: $(INSTALLED) ## print what a run of the recipe will need: disk, hours, steps, bytes, memory
+	@$(VENV)/bin/python -m asr plan --recipe recipes/$(RECIPE) --dir $(DIR)
+
 .PHONY: bench
 bench: $(INSTALLED) ## time the codec, and what the tiers add to a step
 	$(VENV)/bin/python benchmarks/codec.py
