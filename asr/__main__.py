@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asr.errors import UserError
+from asr.errors import STOPPED, Stopped, UserError
 from asr.stages import Workspace
 
 # verb -> (module with run(workspace, ...), what it does). Modules are imported when their verb is
@@ -91,7 +91,10 @@ def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one verb; returns the exit status: 0 done, 1 the user can mend it, 130 interrupted."""
+    """Run one verb; returns the exit status.
+
+    0 done, 1 the user can mend it, 75 training stopped as it was asked to, 130 interrupted.
+    """
     arguments = parse_arguments(sys.argv[1:] if words is None else words)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
@@ -114,6 +117,9 @@ def main(words: list[str] | None = None) -> int:
     except (UserError, OSError) as error:  # a full disk names its file, too
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return STOPPED
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130

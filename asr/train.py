@@ -2,7 +2,8 @@
 
 On one machine this process starts the system's workers through the local launcher. Where
 torchrun or srun has started ``python -m asr train`` as one rank of many, this process is a
-worker, and rank 0 keeps the stage's marker.
+worker, and rank 0 keeps the stage's marker. There, SIGUSR1 or SIGTERM to any rank ends training at
+the next block's end with a checkpoint, and with exit status 75.
 """
 
 import subprocess
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from asr.config import dump_yaml
 from asr.errors import UserError
 from asr.files import read_json, write_text
+from asr.interruption import StopRequest
 from asr.stages import StageResult, Workspace, run_stage
 from asr.train_config import TrainConfig
 from asr.training import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
@@ -133,18 +135,24 @@ def _run(command: list[str]) -> int:
 
 
 def _train_as_rank(workspace: Workspace, system: str, config: TrainConfig) -> None:
-    """This process is one rank; rank 0 decides whether there is anything to do."""
+    """This process is one rank; rank 0 decides whether there is anything to do.
+
+    Slurm may ask a rank to stop: ``Stopped`` when all have saved.
+    """
+    stop_request = StopRequest().listen()
     init_process_group(config.timeout_seconds)
     try:
         if dist.get_rank() == 0:
-            _lead(workspace, system, config)
+            _lead(workspace, system, config, stop_request)
         elif _hear():
-            SystemTrainer(workspace, system).run()
+            SystemTrainer(workspace, system, stop_request).run()
     except ExchangeError as error:
         raise UserError(str(error)) from error
 
 
-def _lead(workspace: Workspace, system: str, config: TrainConfig) -> None:
+def _lead(
+    workspace: Workspace, system: str, config: TrainConfig, stop_request: StopRequest
+) -> None:
     """Rank 0: run the stage, and tell the others whether there is anything to train."""
     told = False
 
@@ -152,7 +160,7 @@ def _lead(workspace: Workspace, system: str, config: TrainConfig) -> None:
         nonlocal told
         told = True
         _tell(True)
-        SystemTrainer(workspace, system).run()
+        SystemTrainer(workspace, system, stop_request).run()
 
     try:
         _run_stage(workspace, system, config, train)

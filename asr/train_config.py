@@ -110,11 +110,12 @@ class TrainConfig:
     """One system. ``subgroup_size`` 1 is BMUF alone; ``host`` makes each host a subgroup.
 
     ``batch_frames`` is a worker's batch, in padded 10 ms frames. ``evaluations`` of the dev WER
-    are spread over the run, all but the last with a checkpoint. ``max_not_finite`` is the share
-    of a subgroup's gradients with NaN or infinity above which training stops; ``max_density`` is
-    what the mean sent density after the ramp must not exceed for a GTC run to count as done.
-    ``corpus_weights`` says how often an epoch has a corpus' utterances, where not once: at 1.5
-    all of them, and a random half again.
+    are spread over the run, all but the last with a checkpoint; others are written at a block's end
+    when ``checkpoint_minutes`` have passed since the last one (None: none). ``max_not_finite`` is
+    the share of a subgroup's gradients with NaN or infinity above which training stops;
+    ``max_density`` is what the mean sent density after the ramp must not exceed for a GTC run to
+    count as done. ``corpus_weights`` says how often an epoch has a corpus' utterances, where not
+    once: at 1.5 all of them, and a random half again.
     """
 
     title: str
@@ -126,6 +127,7 @@ class TrainConfig:
     bf16: bool = False
     clip: float | None = 1.0
     evaluations: int = 8
+    checkpoint_minutes: float | None = 20.0
     timeout_seconds: float = 600.0
     max_not_finite: float = 0.05
     max_density: float = 0.01
@@ -146,6 +148,10 @@ class TrainConfig:
         ):
             raise ValueError(
                 f"subgroup_size={self.subgroup_size} does not divide workers={self.workers}"
+            )
+        if self.checkpoint_minutes is not None and not self.checkpoint_minutes > 0:
+            raise ValueError(
+                f"checkpoint_minutes={self.checkpoint_minutes}: must be positive, or null"
             )
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip={self.clip}: must be positive, or null")

@@ -15,9 +15,10 @@ from asr.align import ErrorCounts, count_errors
 from asr.config import load_config, to_dict
 from asr.data import Batch, BatchStream, UtteranceSet
 from asr.decode import recognise
-from asr.errors import UserError
+from asr.errors import Stopped, UserError
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_json
+from asr.interruption import CheckpointClock, StopRequest
 from asr.model import AcousticModel, check_bf16, save_model
 from asr.stages import Workspace
 from asr.tokens import Tokenizer
@@ -37,6 +38,8 @@ CONFIG = "config.yaml"
 MODEL = "model.pt"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
+# Where there are no blocks, ranks ask each other every so many steps whether to save.
+STEPS_BETWEEN_QUESTIONS = 10
 
 log = logging.getLogger("asr")
 
@@ -72,7 +75,10 @@ def read_config(workspace: Workspace, system: str) -> TrainConfig:
 class SystemTrainer:
     """One rank's model, data, two-tier trainer and progress."""
 
-    def __init__(self, workspace: Workspace, system: str) -> None:
+    def __init__(
+        self, workspace: Workspace, system: str, stop_request: StopRequest | None = None
+    ) -> None:
+        self.stop_request = stop_request or StopRequest()
         self.directory = workspace.directory(f"train/{system}")
         self.system = system
         self.config = config = read_config(workspace, system)
@@ -123,9 +129,13 @@ class SystemTrainer:
         torch.manual_seed(config.seed + 1 + self.topology.rank)  # dropout differs between ranks
 
     def run(self) -> None:
-        """Train to the end, from the last checkpoint if there is one; rank 0 writes the files."""
+        """Train to the end, from the last checkpoint if there is one; rank 0 writes the files.
+
+        Stopped, on all ranks, when one of them was asked to stop: then there is a checkpoint.
+        """
         self._resume()
         self._try_largest_batch()
+        self.clock = CheckpointClock(self.topology, self.device, self.config.checkpoint_minutes)
         self.steps = self.trainer.steps + self.stream.remaining  # another world has other steps
         self.evaluation_steps = self._evaluation_steps()
         writer = None
@@ -151,6 +161,8 @@ class SystemTrainer:
             if self.trainer.steps in self.evaluation_steps:
                 self._evaluate(writer)
                 self._save()
+            elif self._may_save():
+                self._save_if_agreed(writer)
             begin = time.monotonic()
         self._account_block(self.trainer.finish())
         self._evaluate(writer)
@@ -303,7 +315,30 @@ class SystemTrainer:
             writer.add_scalar("dev/wer", wer, self.trainer.steps)
             tqdm.write(f"{self.system}: step {self.trainer.steps}, dev WER {_percent(wer)}")
 
+    def _may_save(self) -> bool:
+        """Whether this is a place where ranks ask each other: a block's end, if there are blocks.
+
+        Checkpoints of other places are larger, and another world could not use all of them.
+        """
+        if self.config.outer.kind == "bmuf":
+            return self.trainer.at_block_start
+        return self.trainer.steps % STEPS_BETWEEN_QUESTIONS == 0
+
+    def _save_if_agreed(self, writer: SummaryWriter | None) -> None:
+        save, stop = self.clock.agree(self.stop_request.asked)
+        if save:
+            self._save()
+        if stop:
+            if writer is not None:
+                writer.close()
+            self.topology.world.barrier()  # the checkpoint has its name before a rank may be gone
+            raise Stopped(
+                f"{self.system}: stopped at step {self.trainer.steps} of {self.steps}, as it was "
+                "asked to; the same command goes on from the checkpoint"
+            )
+
     def _save(self) -> None:
+        self.clock.restart()
         save_checkpoint(
             self.directory / CHECKPOINTS,
             self.trainer,

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+import yaml
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
+from asr import tokens
 from asr.audio import Utterance
 from asr.cuts import write_cuts
 from asr.fbank import LogMelFbankConfig
@@ -167,3 +170,30 @@ def start_stage(root: Path, stage: str, *overrides: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
     )
+def small_recipe(folder: Path, changes: dict[str, dict]) -> Path:
+    """recipes/mini's configuration in ``folder``, changed: file -> key -> value."""
+    shutil.copytree(RECIPE / "conf", folder / "conf")
+    for name, new in changes.items():
+        file = folder / "conf" / name
+        values = yaml.safe_load(file.read_text())
+        for key, value in new.items():
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+        file.write_text(yaml.safe_dump(values))
+    return folder
+
+
+def prepare_noise(root: Path, recipe: Path) -> None:
+    """Stages 0 to 3 of a corpus of noise, at two speeds, without audio."""
+    words = ["one", "two", "three four", "five"]
+    train = {f"u{i:02}": (60 + 3 * (i % 40), words[i % 4]) for i in range(80)}
+    dev = {"d1": (70, "one"), "d2": (90, "two")}
+    write_features(
+        root, {"train": train, "dev": dev, "test-a": {"t1": (80, "five")}}, speeds=(0.9, 1.0)
+    )
+    fbank = LogMelFbankConfig().to_dict()
+    statistics = {"mean": [0.0] * 64, "std": [1.0] * 64, "features": fbank}
+    (root / "features/statistics.json").write_text(json.dumps(statistics))
+    hours = {"train": (80, 0.03), "dev": (2, 0.001), "test-a": (1, 0.0003)}
+    splits = {name: {"utterances": n, "hours": h} for name, (n, h) in hours.items()}
+    finish_stage(root, "manifests", {"splits": splits})
+    tokens.run(Workspace(recipe, root))

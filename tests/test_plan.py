@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
-from speech_helpers import finish_stage, speech_like, write_features
+from speech_helpers import prepare_noise, small_recipe, speech_like
 
-from asr import tokens
 from asr.errors import UserError
 from asr.estimates import ImaginedUtterances, speed_frames, spread_durations
 from asr.fbank import LogMelFbankConfig
@@ -40,35 +39,13 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    """recipes/mini with a small model, and systems for a plan alone."""
-    folder = tmp_path_factory.mktemp("recipes") / "mini"
-    shutil.copytree(ROOT / "recipes/mini/conf", folder / "conf")
-    for name, changes in SMALL.items():
-        file = folder / "conf" / name
-        values = yaml.safe_load(file.read_text())
-        for key, value in changes.items():
-            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
-        file.write_text(yaml.safe_dump(values))
-    return folder
+    return small_recipe(tmp_path_factory.mktemp("recipes") / "mini", SMALL)
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, recipe):
-    """Stages 0 to 3 of a corpus of noise, of two speeds."""
     root = tmp_path_factory.mktemp("exp")
-    words = ["one", "two", "three four", "five"]
-    train = {f"u{i:02}": (60 + 3 * (i % 40), words[i % 4]) for i in range(80)}
-    small = {"d1": (70, "one"), "d2": (90, "two")}
-    test = {"t1": (80, "five")}
-    write_features(root, {"train": train, "dev": small, "test-a": test}, speeds=(0.9, 1.0))
-    fbank = LogMelFbankConfig().to_dict()
-    (root / "features/statistics.json").write_text(
-        json.dumps({"mean": [0.0] * 64, "std": [1.0] * 64, "features": fbank})
-    )
-    hours = {"train": (80, 0.03), "dev": (2, 0.001), "test-a": (1, 0.0003)}
-    splits = {name: {"utterances": n, "hours": h} for name, (n, h) in hours.items()}
-    finish_stage(root, "manifests", {"splits": splits})
-    tokens.run(Workspace(recipe, root))
+    prepare_noise(root, recipe)
     return root
 
 

@@ -226,7 +226,7 @@ def _store() -> dist.Store:
 def cut_world(
     subgroups: str | int | Sequence[Sequence[int]], hosts: tuple[str, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each subgroup; ``subgroups`` as ``Topology.build`` takes it, ``hosts`` one a rank.
+    """The ranks of each subgroup, ``subgroups`` being what ``Topology.build`` takes.
 
     ValueError when they do not cover every rank exactly once.
     """
