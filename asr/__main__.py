@@ -25,6 +25,7 @@ STAGES = {
 }
 OTHERS = {
     "plan": ("asr.plan", "what a run will need: disk, hours, steps, bytes, memory"),
+    "inspect": ("asr.inspect", "look at an utterance, a manifest, features, or a directory"),
 }
 VERBS = {**STAGES, **OTHERS}
 
@@ -35,6 +36,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, (_, help_text) in VERBS.items():
         options = verbs.add_parser(verb, help=help_text, description=help_text)
+        if verb == "inspect":
+            _add_inspection_options(options)
+            continue
         options.add_argument("--recipe", type=Path, required=True, help="folder with conf/*.yaml")
         options.add_argument("--dir", type=Path, required=True, help="where all outputs go")
         if verb in STAGES:
@@ -81,12 +85,24 @@ def _add_plan_options(options: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_inspection_options(options: argparse.ArgumentParser) -> None:
+    options.set_defaults(recipe=Path(), overrides=[])  # it needs neither
+    options.add_argument(
+        "what", help="a directory that stages have filled, a manifest, a file of features, or an id"
+    )
+    options.add_argument("--dir", type=Path, default=Path(), help="where to look for an id")
+    options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument("--out", type=Path, help="write a picture (PNG) into this folder, too")
+
+
 def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """What a verb's ``run`` takes beside the workspace."""
     if arguments.verb == "train":
         return {"system": arguments.system}
     if arguments.verb == "plan":
         return {"systems": arguments.system, "json": arguments.json, "sample": arguments.sample}
+    if arguments.verb == "inspect":
+        return {"what": arguments.what, "as_json": arguments.json, "out": arguments.out}
     return {}
 
 

@@ -6,6 +6,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 source "$root/scripts/parse_options.sh"
+source "$root/scripts/choose_python.sh"
 
 usage="usage: run.sh [options] [-- key=value ...]
 
@@ -30,30 +31,6 @@ declare_option resume boolean false "training goes on from its last checkpoint t
 declare_option set list "" "key=value, a configuration value of the one stage that runs; also after --"
 declare_option python text "" "the interpreter; else \$VENV (or .venv), else python3"
 parse_options "$@"
-
-# choose_python: print the interpreter to use.
-choose_python() {
-    local environment=${VENV:-.venv}
-    [[ $environment == /* ]] || environment=$root/$environment
-    if [[ -n $python ]]; then
-        command -v "$python" || die "--python $python: no such program"
-    elif [[ -x $environment/bin/python ]]; then
-        printf '%s\n' "$environment/bin/python"
-    elif [[ -n ${VENV:-} ]]; then
-        die "VENV=$VENV has no bin/python; make it with: make demo VENV=$VENV"
-    else
-        command -v python3 || die "no python3; install Python 3.11 or newer, or give --python"
-        has_requirements python3 ||
-            die "python3 lacks Python 3.11 or what requirements.txt lists; run: make setup"
-    fi
-}
-
-# has_requirements PYTHON: whether it is new enough and has the packages the stages need.
-has_requirements() {
-    "$1" -c 'import importlib.util, sys
-needed = ("torch", "lhotse", "sentencepiece", "yaml")
-sys.exit(sys.version_info < (3, 11) or any(importlib.util.find_spec(m) is None for m in needed))'
-}
 
 # check_arguments: what the types of the options cannot say.
 check_arguments() {

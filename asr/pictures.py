@@ -1,0 +1,72 @@
+"""Pictures for ``python -m asr inspect``, as PNG."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asr.fbank import LogMelFbankConfig
+from asr.files import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEL_TICKS = 8
+
+
+def save_durations(path: Path, seconds: np.ndarray, title: str) -> None:
+    """A histogram of durations ``(n,)``."""
+    figure = _figure(6, 3.5)
+    axes = figure.subplots()
+    axes.hist(seconds, bins=40)
+    axes.set(xlabel="seconds", ylabel="utterances", title=title)
+    _save(figure, path)
+
+
+def save_spectrogram(
+    path: Path, features: np.ndarray, config: LogMelFbankConfig, normalised: bool, title: str
+) -> None:
+    """Features ``(T, bins)`` over seconds and mel bins, with the bins' centres in Hz."""
+    frames, bins = features.shape
+    figure = _figure(max(6.0, min(16.0, frames / 100)), 4)
+    axes = figure.subplots()
+    image = axes.imshow(
+        features.T,
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, frames * config.frame_shift, -0.5, bins - 0.5),
+    )
+    axes.set(xlabel="seconds", ylabel="mel bin", title=title)
+    ticks = np.linspace(0, bins - 1, MEL_TICKS).round().astype(int)
+    hertz = axes.twinx()
+    hertz.set(
+        ylim=axes.get_ylim(),
+        yticks=ticks,
+        yticklabels=[f"{centre:.0f}" for centre in mel_centres(config)[ticks]],
+        ylabel="Hz",
+    )
+    label = "standard deviations from train's mean" if normalised else "natural log of energy"
+    figure.colorbar(image, ax=[axes, hertz], label=label)
+    _save(figure, path)
+
+
+def mel_centres(config: LogMelFbankConfig) -> np.ndarray:
+    """Hz at which the filters peak, ``(bins,)``: equally spaced on Kaldi's mel scale."""
+    high = config.high_freq
+    high = high if high > 0 else config.sampling_rate / 2 + high
+    edges = np.array([config.low_freq, high])
+    low_mel, high_mel = 1127 * np.log1p(edges / 700)
+    return 700 * np.expm1(np.linspace(low_mel, high_mel, config.bins + 2)[1:-1] / 1127)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    # Imported when needed: it takes a second. Without pyplot no display is looked for.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    with atomic_write(path) as partial:
+        figure.savefig(partial, format="png", dpi=100)

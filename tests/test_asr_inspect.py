@@ -1,0 +1,163 @@
+"""``python -m asr inspect``: what it says of a corpus whose contents are known."""
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+import pytest
+from speech_helpers import SPLITS, finish_stage, make_cut, small_corpus, small_recipe
+
+from asr import features, tokens
+from asr.__main__ import main
+from asr.cuts import write_cuts
+from asr.fbank import LogMelFbank, LogMelFbankConfig
+from asr.listing import nearest
+from asr.pictures import mel_centres
+from asr.stages import Workspace
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def exp(tmp_path_factory):
+    """Stages 0 to 3 of a corpus of 11 utterances, of which one more was rejected."""
+    root = tmp_path_factory.mktemp("exp")
+    small_corpus(root)
+    rejected = {"id": "train-9", "split": "train", "file": "a.flac", "reason": "silent",
+                "detail": "all zero", "seconds": 3.6}  # fmt: skip
+    (root / "manifests/rejected.jsonl").write_text(json.dumps(rejected) + "\n")
+    recipe = small_recipe(tmp_path_factory.mktemp("recipes") / "mini", {})
+    features.run(Workspace(recipe, root))
+    tokens.run(Workspace(recipe, root))
+    return root
+
+
+@pytest.fixture
+def inspect(capsys):
+    def inspect(*words, status=0):
+        assert main(["inspect", *map(str, words)]) == status
+        shown = capsys.readouterr()
+        return shown.out if status == 0 else shown.err
+
+    return inspect
+
+
+def test_a_directory_is_told_on_one_screen(exp, inspect, tmp_path):
+    shown = inspect(exp, "--out", tmp_path / "pictures")
+    assert len(shown.splitlines()) < 50
+    assert "stages           corpus, features, manifests, tokens" in shown
+    assert "silent" in shown
+    assert (tmp_path / "pictures/train-durations.png").read_bytes().startswith(PNG)
+    told = json.loads(inspect(exp, "--json"))
+    train = told["splits"]["train"]
+    assert (train["utterances"], train["words"], train["speakers"]) == (7, 14, 1)
+    seconds = [1.0 + 0.7137 * i for i in range(7)]
+    assert train["hours"] == pytest.approx(sum(seconds) / 3600, abs=1e-4)
+    assert train["seconds"]["median"] == pytest.approx(seconds[3], abs=1e-3)
+    assert train["tokens"]["least"] == len("no")
+    assert list(train["hours_by_corpus"]) == ["test"]
+    assert told["rejected"] == {"silent": {"utterances": 1, "hours": 0.001}}
+    assert sum(bar[2] for bar in told["histogram of train"]) == 7
+
+
+def test_a_manifest(exp, inspect):
+    told = json.loads(inspect(exp / "manifests/dev.jsonl.gz", "--json"))
+    assert (told["utterances"], told["tokens"]) == (2, None)
+    assert "utterances       2" in inspect(exp / "manifests/dev.jsonl.gz")
+
+
+def test_a_file_of_features(exp, inspect, tmp_path):
+    stored = next(path for path in (exp / "features").iterdir() if path.name.startswith("train.f"))
+    told = json.loads(inspect(stored, "--json"))
+    assert (told["utterances"], told["bins"], told["not finite"]) == (7, 64, 0)
+    assert told["frames"]["greatest"] == 528
+    damaged = tmp_path / "features"
+    shutil.copytree(exp / "features", damaged)
+    (damaged / stored.name).write_bytes(stored.read_bytes()[:-100])
+    assert "utterance train-6: " in inspect(damaged / stored.name, status=1)
+    assert "cut short" in inspect(damaged / stored.name, status=1)
+    lone = tmp_path / "lone" / "folder" / "x.f32"
+    lone.parent.mkdir(parents=True)
+    lone.write_bytes(b"1234")
+    assert "no manifest (*.jsonl.gz) beside it" in inspect(lone, status=1)
+
+
+def test_an_utterance(exp, inspect, tmp_path):
+    shown = inspect("train-1", "--dir", exp, "--out", tmp_path)
+    assert "text             the second of may" in shown
+    assert "0.000 to 1.714 s of 1.714 s, channel 0" in shown
+    assert "171 frames of 64 bins" in shown
+    picture = tmp_path / "train-1.png"
+    assert picture.read_bytes().startswith(PNG)
+    told = json.loads(inspect("train-1", "--dir", exp, "--json"))
+    assert told["tokens"] == len("the second of may")
+    assert told["pieces"].split()[:3] == ["t", "h", "e"]
+    assert (told["split"], told["corpus"], told["speaker"]) == ("train", "test", "s")
+    assert told["text as written"] is None  # this corpus has no transcripts of its own
+
+
+def test_the_transcript_as_it_was_written(tmp_path, inspect):
+    """In LibriSpeech's layout: upper case, in the speaker's own file."""
+    chapter = tmp_path / "corpus/train/1/2"
+    chapter.mkdir(parents=True)
+    (chapter / "1-2.trans.txt").write_text("1-2-0000 CALL ANNA\n")
+    (chapter / "1-2-0000.flac").write_bytes(b"")
+    finish_stage(tmp_path, "manifests", {})
+    finish_stage(tmp_path, "corpus", {"splits": SPLITS, "root": "."})
+    marker = json.loads((tmp_path / "corpus/stage.json").read_text())
+    marker["parameters"] = {"corpus_dir": None, "name": "x", "source": "librispeech"}
+    (tmp_path / "corpus/stage.json").write_text(json.dumps(marker))
+    cut = make_cut("1-2-0000", 16_000, "call anna", "x.flac")
+    write_cuts(tmp_path / "manifests/train.jsonl.gz", [cut])
+    told = json.loads(inspect("1-2-0000", "--dir", tmp_path, "--json"))
+    assert (told["text as written"], told["text"]) == ("CALL ANNA", "call anna")
+    assert (told["features"], told["tokens"]) == ("stage 2 has not run", "stage 3 has not run")
+    words = ["1-2-0000", "--dir", tmp_path, "--out", tmp_path / "pictures"]
+    assert "run the features stage first" in inspect(*words, status=1)
+
+
+def test_what_is_not_there_is_named_with_what_is_near(exp, inspect, tmp_path):
+    said = inspect("trian-3", "--dir", exp, status=1)
+    assert "no utterance 'trian-3'" in said and "train-3" in said
+    said = inspect("train-9", "--dir", exp, status=1)
+    assert "was rejected by stage 1: silent: all zero (a.flac)" in said
+    assert "stage 1 has not run" in inspect("train-1", "--dir", tmp_path, status=1)
+    assert "give a directory in which stage 1 has run" in inspect(tmp_path, status=1)
+    assert "no such file" in inspect(tmp_path / "no.jsonl.gz", status=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b'{"id": "a", "duration": 1}\n' * 999)[:-30], "damaged after line"),
+        (b"no gzip", "damaged after line 0"),
+        (gzip.compress(b'{"id": "a", "duration": 1}\n{"id"\n'), ":2: not a cut"),
+        (gzip.compress(b'{"id": "a"}\n'), ":1: no cut: it lacks id or duration"),
+        (gzip.compress(b"[1]\n"), ":1: not a cut"),
+        (gzip.compress(b"\xff\xff\n"), "damaged after line 0"),
+    ],
+)
+def test_a_damaged_manifest_is_named(content, message, inspect, tmp_path):
+    (tmp_path / "bad.jsonl.gz").write_bytes(content)
+    assert message in inspect(tmp_path / "bad.jsonl.gz", status=1)
+
+
+def test_an_empty_manifest(inspect, tmp_path):
+    (tmp_path / "none.jsonl.gz").write_bytes(gzip.compress(b""))
+    told = json.loads(inspect(tmp_path / "none.jsonl.gz", "--json", "--out", tmp_path))
+    assert (told["utterances"], told["seconds"]) == (0, None)
+
+
+def test_neighbours_of_an_id_among_many():
+    ids = [f"{speaker}-{number:04}" for speaker in range(100) for number in range(50)]
+    assert all(near.startswith("42-00") for near in nearest("42-0051", ids))
+    assert nearest("x", []) == []
+
+
+@pytest.mark.parametrize("hertz", [300, 1000, 3000])
+def test_a_tone_is_loudest_in_the_bin_whose_centre_is_nearest(hertz):
+    config = LogMelFbankConfig()
+    tone = 0.1 * np.sin(2 * np.pi * hertz * np.arange(16_000) / 16_000).astype(np.float32)
+    loudest = LogMelFbank(config).extract(tone, 16_000).mean(axis=0).argmax()
+    assert loudest == np.abs(mel_centres(config) - hertz).argmin()
