@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asr.errors import STOPPED, Stopped, UserError
+from asr.interruption import listen
 from asr.stages import Workspace
 
 # verb -> (module with run(workspace, ...), what it does). Modules are imported when their verb is
@@ -112,6 +113,8 @@ def main(words: list[str] | None = None) -> int:
     0 done, 1 the user can mend it, 75 training stopped as it was asked to, 130 interrupted.
     """
     arguments = parse_arguments(sys.argv[1:] if words is None else words)
+    if arguments.verb == "train" and {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        listen()  # a cluster may ask this rank to stop while it still loads
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )

@@ -1,55 +1,38 @@
-"""Being asked to stop, by Slurm before it preempts a job or by a person, and agreeing on when.
+"""Being asked to stop, by Slurm before it preempts a job or at its time limit, or by a person.
 
-A rank that exchanges gradients cannot stop alone: what one of them hears becomes all ranks' answer
-at the next place where they can be saved.
+This module imports nothing that takes time: a process should listen before it loads anything.
 """
 
 import signal
-import time
 from types import FrameType
-
-import torch
-
-from tiered_dist import Topology
+from typing import Any
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
-
-class StopRequest:
-    """Whether this process was asked to stop by one of ``SIGNALS``."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def listen(self) -> "StopRequest":
-        """Take the signals from now on, in place of what they did; the main thread only."""
-        for number in SIGNALS:
-            signal.signal(number, self._take)
-        return self
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+_asked = False
+_before: dict[signal.Signals, Any] = {}
 
 
-class CheckpointClock:
-    """When all ranks save together: every ``minutes`` (None: never), and when one is to stop."""
+def listen() -> None:
+    """From now on take ``SIGNALS`` as a request, in place of what they did; main thread only."""
+    for number in SIGNALS:
+        _before.setdefault(number, signal.signal(number, _take))
 
-    def __init__(self, topology: Topology, device: torch.device, minutes: float | None) -> None:
-        self._topology, self._device = topology, device
-        self._seconds = None if minutes is None else 60 * minutes
-        self._last = time.monotonic()
 
-    def restart(self) -> None:
-        """A checkpoint has been written."""
-        self._last = time.monotonic()
+def listen_no_more() -> None:
+    """Give the signals back what they did before."""
+    global _asked
+    _asked = False
+    while _before:
+        number, handler = _before.popitem()
+        signal.signal(number, handler)
 
-    def agree(self, stop: bool) -> tuple[bool, bool]:
-        """Whether to save now, and whether to stop then; a collective of all ranks.
 
-        Rank 0's clock counts, ``stop`` of any rank.
-        """
-        elapsed = time.monotonic() - self._last
-        due = self._seconds is not None and elapsed >= self._seconds and self._topology.rank == 0
-        votes = torch.tensor([float(due), float(stop)], device=self._device)
-        due_now, stop_now = self._topology.world.all_reduce(votes).tolist()
-        return due_now + stop_now > 0, stop_now > 0
+def asked_to_stop() -> bool:
+    """Whether this process was asked to stop since it began to listen."""
+    return _asked
+
+
+def _take(number: int, frame: FrameType | None) -> None:
+    global _asked
+    _asked = True

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from asr.config import dump_yaml
 from asr.errors import UserError
 from asr.files import read_json, write_text
-from asr.interruption import StopRequest
+from asr.interruption import listen, listen_no_more
 from asr.stages import StageResult, Workspace, run_stage
 from asr.train_config import TrainConfig
 from asr.training import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
@@ -37,8 +37,10 @@ def run(workspace: Workspace, system: str) -> None:
     if workspace.resume:
         _check_resumable(workspace, workspace.directory(f"train/{system}"))
     if launched_as_rank():
+        listen()
         _train_as_rank(workspace, system, config)
     else:
+        listen_no_more()  # the launcher ends its workers
         _run_stage(workspace, system, config, lambda: _launch(workspace, system, config))
 
 
@@ -137,22 +139,19 @@ def _run(command: list[str]) -> int:
 def _train_as_rank(workspace: Workspace, system: str, config: TrainConfig) -> None:
     """This process is one rank; rank 0 decides whether there is anything to do.
 
-    Slurm may ask a rank to stop: ``Stopped`` when all have saved.
+    ``Stopped`` on all ranks when one was asked to stop, and all have saved.
     """
-    stop_request = StopRequest().listen()
     init_process_group(config.timeout_seconds)
     try:
         if dist.get_rank() == 0:
-            _lead(workspace, system, config, stop_request)
+            _lead(workspace, system, config)
         elif _hear():
-            SystemTrainer(workspace, system, stop_request).run()
+            SystemTrainer(workspace, system).run()
     except ExchangeError as error:
         raise UserError(str(error)) from error
 
 
-def _lead(
-    workspace: Workspace, system: str, config: TrainConfig, stop_request: StopRequest
-) -> None:
+def _lead(workspace: Workspace, system: str, config: TrainConfig) -> None:
     """Rank 0: run the stage, and tell the others whether there is anything to train."""
     told = False
 
@@ -160,7 +159,7 @@ def _lead(
         nonlocal told
         told = True
         _tell(True)
-        SystemTrainer(workspace, system, stop_request).run()
+        SystemTrainer(workspace, system).run()
 
     try:
         _run_stage(workspace, system, config, train)

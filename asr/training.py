@@ -12,13 +12,14 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from asr.align import ErrorCounts, count_errors
+from asr.checkpoint_clock import CheckpointClock
 from asr.config import load_config, to_dict
 from asr.data import Batch, BatchStream, UtteranceSet
 from asr.decode import recognise
 from asr.errors import Stopped, UserError
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_json
-from asr.interruption import CheckpointClock, StopRequest
+from asr.interruption import asked_to_stop
 from asr.model import AcousticModel, check_bf16, save_model
 from asr.stages import Workspace
 from asr.tokens import Tokenizer
@@ -75,10 +76,7 @@ def read_config(workspace: Workspace, system: str) -> TrainConfig:
 class SystemTrainer:
     """One rank's model, data, two-tier trainer and progress."""
 
-    def __init__(
-        self, workspace: Workspace, system: str, stop_request: StopRequest | None = None
-    ) -> None:
-        self.stop_request = stop_request or StopRequest()
+    def __init__(self, workspace: Workspace, system: str) -> None:
         self.directory = workspace.directory(f"train/{system}")
         self.system = system
         self.config = config = read_config(workspace, system)
@@ -325,7 +323,7 @@ class SystemTrainer:
         return self.trainer.steps % STEPS_BETWEEN_QUESTIONS == 0
 
     def _save_if_agreed(self, writer: SummaryWriter | None) -> None:
-        save, stop = self.clock.agree(self.stop_request.asked)
+        save, stop = self.clock.agree(asked_to_stop())
         if save:
             self._save()
         if stop:

@@ -13,8 +13,9 @@ import torch
 from ranks import run_ranks
 from speech_helpers import prepare_noise, small_recipe
 
+from asr import interruption
+from asr.checkpoint_clock import CheckpointClock
 from asr.errors import STOPPED
-from asr.interruption import CheckpointClock, StopRequest
 from tiered_dist import Topology, list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,17 +53,17 @@ def test_all_ranks_do_what_one_was_asked(tmp_path):
     assert run_ranks(3, answers, tmp_path) == [[no, stop, no, no, save, no]] * 3
 
 
-def test_a_signal_is_remembered():
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        for number in before:
-            request = StopRequest().listen()
-            assert not request.asked
-            os.kill(os.getpid(), number)
-            assert request.asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def test_a_signal_is_remembered_until_nobody_listens():
+    before = [signal.getsignal(number) for number in interruption.SIGNALS]
+    for number in interruption.SIGNALS:
+        interruption.listen()
+        interruption.listen()  # twice is as once
+        assert not interruption.asked_to_stop()
+        os.kill(os.getpid(), number)
+        assert interruption.asked_to_stop()
+        interruption.listen_no_more()
+        assert not interruption.asked_to_stop()
+        assert [signal.getsignal(number) for number in interruption.SIGNALS] == before
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,32 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(recipe, prepared, uninterrup
     assert f"goes on from {checkpoint}" in finish(recipe, root)
     ours = model(root)
     assert all(torch.equal(ours[name], uninterrupted[name]) for name in uninterrupted)
+
+
+def test_a_signal_while_a_rank_still_loads_is_not_lost(recipe, prepared, tmp_path):
+    root = tmp_path / "exp"
+    shutil.copytree(prepared, root)
+    process = start_job_step(recipe, root)
+    deadline = time.monotonic() + 60
+    while not any(listens(rank) for rank in children(process.pid)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    rank = next(rank for rank in children(process.pid) if listens(rank))
+    os.kill(rank, signal.SIGUSR1)
+    errors = process.communicate(timeout=200)[1]
+    assert f"two_tier: stopped at step {BLOCK} of" in errors, errors[-3000:]
+
+
+def listens(pid):
+    """Whether the process catches SIGUSR1, by what the kernel says."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = int(
+        next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16
+    )
+    return bool(caught >> (signal.SIGUSR1 - 1) & 1)
 
 
 def test_checkpoints_by_the_clock(recipe, prepared, uninterrupted, tmp_path):

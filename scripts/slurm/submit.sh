@@ -15,6 +15,7 @@ when all systems are trained. The words after -- set configuration values of the
 declare_option recipe text "" "a folder of recipes/, by its name or path"
 declare_option dir text "" "where all outputs go; all nodes must see it"
 declare_option system list "" "may be repeated; all of the recipe's conf/systems unless given"
+declare_option baseline text "" "compared with the others; bmuf if it is one of them, else the first"
 declare_option partition text "" "for training"
 declare_option cpu-partition text "" "for preparation and evaluation; --partition unless given"
 declare_option account text "" "whom to charge"
@@ -67,13 +68,14 @@ submit() {
     fi
 }
 
-# submit_cpu NAME SCRIPT [DEPENDENCY]: a job on one node without GPUs.
+# submit_cpu NAME DEPENDENCY [WORD...]: scripts/slurm/NAME.sh on one node without GPUs.
 submit_cpu() {
-    local where=()
+    local name=$1 dependency=$2 where=()
+    shift 2
     [[ -z ${cpu_partition:-$partition} ]] || where=(--partition "${cpu_partition:-$partition}")
-    [[ -z ${3:-} ]] || where+=(--dependency "$3")
-    submit "$1" "${where[@]}" --nodes 1 --ntasks 1 --cpus-per-task "$cpus" --time "$cpu_time" \
-        "$root/scripts/slurm/$2" "$recipe" "$dir" "$interpreter"
+    [[ -z $dependency ]] || where+=(--dependency "$dependency")
+    submit "$name" "${where[@]}" --nodes 1 --ntasks 1 --cpus-per-task "$cpus" --time "$cpu_time" \
+        "$root/scripts/slurm/$name.sh" "$recipe" "$dir" "$interpreter" "$@"
 }
 
 # workers SYSTEM: how many ranks it trains with.
@@ -101,6 +103,15 @@ submit_training() {
         "$root/scripts/slurm/train.sh" "$recipe" "$dir" "$interpreter" "$name" "${remaining_words[@]}"
 }
 
+# choose_baseline: print what the other systems are held against; nothing if there is no other.
+choose_baseline() {
+    ((${#systems[@]} > 1)) || return 0
+    if [[ -z $baseline && " ${systems[*]} " == *" bmuf "* ]]; then
+        baseline=bmuf
+    fi
+    printf '%s' "${baseline:-${systems[0]}}"
+}
+
 check_arguments
 interpreter=$(choose_python)
 systems=("${system[@]}")
@@ -116,11 +127,11 @@ done
 
 prepared="" trained=afterok
 if [[ $prepare == true ]]; then
-    submit_cpu prepare prepare.sh
+    submit_cpu prepare ""
     prepared=afterok:$job
 fi
 for name in "${systems[@]}"; do
     submit_training "$name" "$prepared"
     trained+=:$job
 done
-[[ $evaluate == false ]] || submit_cpu evaluate evaluate.sh "$trained"
+[[ $evaluate == false ]] || submit_cpu evaluate "$trained" "$(choose_baseline)"

@@ -1,0 +1,214 @@
+"""What the Slurm scripts ask of Slurm, and what they do with a job's end.
+
+The tests need no Slurm: sbatch, srun and scontrol are stand-ins that write down what they are
+called with. (docs/cluster.md tells what was tried with a real one.)
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SUBMIT, TRAIN = ROOT / "scripts/slurm/submit.sh", ROOT / "scripts/slurm/train.sh"
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """Makes programs that are found before others; each writes its words to ``calls``."""
+    (tmp_path / "bin").mkdir()
+
+    def make(name, body="exit 0"):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/bash\necho "{name} $*" >> "{tmp_path}/calls"\n{body}\n')
+        program.chmod(0o755)
+
+    return make
+
+
+def environment(tmp_path):
+    return os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+
+
+def calls(tmp_path):
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def submit(tmp_path, *words):
+    return subprocess.run(
+        [str(word) for word in (SUBMIT, *words)],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def options(command):
+    """``--name value`` of a printed command, and what is not an option."""
+    words = shlex.split(command)[1:]
+    named, rest = {}, []
+    while words:
+        word = words.pop(0)
+        if word in ("--parsable", "--requeue"):
+            named[word] = None
+        elif word.startswith("--"):
+            named[word] = words.pop(0)
+        else:
+            rest.append(word)
+    return named, rest
+
+
+def test_a_dry_run_prints_every_job_and_what_it_waits_for(tmp_path):
+    result = submit(
+        tmp_path, "--recipe", "mini", "--dir", "exp", "--dry-run", "true", "--tasks-per-node", 2,
+        "--partition", "gpu", "--cpu-partition", "cpu", "--account", "me", "--notice", 90,
+        "--", "epochs=2",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    jobs = [options(line) for line in result.stdout.splitlines()]
+    names = [named["--job-name"] for named, _ in jobs]
+    assert names == ["prepare", "train-bmuf", "train-single", "train-two_tier", "evaluate"]
+    prepare, bmuf, single, two_tier, evaluate = jobs
+    assert (prepare[0]["--partition"], bmuf[0]["--partition"]) == ("cpu", "gpu")
+    assert "--dependency" not in prepare[0]
+    assert two_tier[0]["--dependency"] == "afterok:JOB-prepare"
+    assert evaluate[0]["--dependency"] == (
+        "afterok:JOB-train-bmuf:JOB-train-single:JOB-train-two_tier"
+    )
+    shape = ("--nodes", "--ntasks-per-node", "--gpus-per-node")
+    assert [two_tier[0][name] for name in shape] == ["2", "2", "2"]
+    assert [single[0][name] for name in shape] == ["1", "1", "1"]
+    assert two_tier[0]["--signal"] == "B:USR1@90"
+    assert two_tier[1][1:3] == [str(ROOT / "recipes/mini"), str(tmp_path / "exp")]
+    assert two_tier[1][4:] == ["two_tier", "epochs=2"]
+    assert evaluate[1][-1] == "bmuf"  # the baseline
+    for named, _ in jobs:
+        assert {"--requeue", "--open-mode", "--account"} <= named.keys()
+        assert named["--chdir"] == str(ROOT)
+    assert not (tmp_path / "exp").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "baseline"),
+    [
+        (["--system", "two_tier"], []),
+        (["--system", "two_tier", "--system", "single"], ["two_tier"]),
+        (["--system", "bmuf", "--system", "single", "--baseline", "single"], ["single"]),
+    ],
+)
+def test_the_baseline_is_one_of_the_systems(tmp_path, words, baseline):
+    result = submit(tmp_path, "--recipe", "mini", "--dir", "exp", "--dry-run", "true", *words)
+    evaluate = options(result.stdout.splitlines()[-1])[1]
+    assert [word for word in evaluate[4:] if word] == baseline
+
+
+def test_ids_of_jobs_become_dependencies(tmp_path, stand_in):
+    stand_in("sbatch", f'echo "$(wc -l < {tmp_path}/calls);cluster"')  # 1, 2, 3
+    words = ["--recipe", ROOT / "recipes/mini", "--dir", tmp_path / "exp", "--gpus", "false"]
+    result = submit(tmp_path, *words, "--system", "bmuf", "--system", "two_tier")
+    assert result.returncode == 0, result.stderr
+    bmuf, two_tier, evaluate = [options(call)[0] for call in calls(tmp_path)[1:]]
+    assert "--gpus-per-node" not in bmuf and "--partition" not in bmuf
+    assert (bmuf["--nodes"], bmuf["--ntasks-per-node"]) == ("1", "4")
+    assert bmuf["--dependency"] == two_tier["--dependency"] == "afterok:1"
+    assert evaluate["--dependency"] == "afterok:2:3"
+    assert "train-two_tier: job 3" in result.stdout
+    assert (tmp_path / "exp/slurm").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dir", "x"], "--recipe is missing"),
+        (["--recipe", "mini"], "--dir is missing"),
+        (["--recipe", "nosuch", "--dir", "x"], "has no conf/systems"),
+        (["--recipe", "mini", "--dir", "x", "--system", "nosuch"], "--system nosuch: no "),
+        (["--recipe", "mini", "--dir", "x", "--tasks-per-node", "3"], "4 workers: no whole number"),
+        (["--recipe", "mini", "--dir", "x", "--gpus", "2"], "--gpus takes true or false"),
+        (["--recipe", "mini", "--dir", "x", "--", "epochs"], "'epochs' is not key=value"),
+    ],
+)
+def test_impossible_submissions_are_refused(tmp_path, words, message):
+    result = submit(tmp_path, "--dry-run", "true", *words)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+
+
+def test_where_there_is_no_slurm_it_says_so(tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "dirname", "env"):
+        os.symlink(f"/usr/bin/{name}", tmp_path / "bin" / name)
+    result = subprocess.run(
+        [SUBMIT, "--recipe", "mini", "--dir", "x"],
+        env={"PATH": f"{tmp_path}/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2 and "no sbatch here" in result.stderr
+
+
+def train(tmp_path, tasks="4"):
+    return subprocess.Popen(
+        [str(TRAIN), "recipes/mini", "exp", "python3", "two_tier", "epochs=2"],
+        cwd=ROOT,
+        env=environment(tmp_path) | {"SLURM_NTASKS": tasks},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (75, True)])
+def test_only_a_run_that_stopped_with_a_checkpoint_is_queued_again(
+    status, requeued, tmp_path, stand_in
+):
+    stand_in("srun", f"exit {status}")
+    stand_in("scontrol")
+    process = train(tmp_path)
+    process.communicate(timeout=60)
+    assert process.returncode == status
+    asked = calls(tmp_path)
+    assert asked[0].endswith(
+        " python3 -m asr train --recipe recipes/mini --dir exp --system two_tier epochs=2"
+    )
+    assert asked[1:] == (["scontrol requeue 17"] if requeued else [])
+
+
+def test_the_warning_of_slurm_reaches_the_tasks(tmp_path, stand_in):
+    stand_in("srun", f'trap "exit 75" USR1; touch {tmp_path}/ready; while :; do sleep 0.05; done')
+    stand_in("scontrol")
+    process = train(tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGUSR1)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 75, errors
+    assert "stopped with a checkpoint, back into the queue" in output
+    assert calls(tmp_path)[-1] == "scontrol requeue 17"
+
+
+def test_a_single_task_is_told_that_it_is_a_rank(tmp_path, stand_in):
+    stand_in("srun", f'echo "$RANK $WORLD_SIZE $MASTER_ADDR" > {tmp_path}/told')
+    for tasks, told in (("1", "0 1 localhost\n"), ("4", "  \n")):
+        train(tmp_path, tasks).communicate(timeout=60)
+        assert (tmp_path / "told").read_text() == told
+
+
+def test_scripts_are_what_shellcheck_likes():
+    checker = next(
+        (p for f in os.environ["PATH"].split(":") if (p := Path(f) / "shellcheck").exists()), None
+    )
+    if checker is None:
+        pytest.skip("no shellcheck here")
+    scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/slurm/*.sh")]
+    assert len(scripts) >= 7
+    found = subprocess.run([checker, "-x", *scripts], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
