@@ -86,6 +86,10 @@ compare: $(INSTALLED) ## stage 9: compare the systems with the baseline
 plan: $(INSTALLED) ## print what a run of the recipe will need: disk, hours, steps, bytes, memory
 	@$(VENV)/bin/python -m asr plan --recipe recipes/$(RECIPE) --dir $(DIR)
 
+.PHONY: inspect
+inspect: $(INSTALLED) ## print what the stages have made in DIR
+	@$(VENV)/bin/python -m asr inspect $(DIR)
+
 .PHONY: bench
 bench: $(INSTALLED) ## time the codec, and what the tiers add to a step
 	$(VENV)/bin/python benchmarks/codec.py
