@@ -164,10 +164,11 @@ def train(tmp_path, tasks="4"):
     )
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (75, True)])
-def test_only_a_run_that_stopped_with_a_checkpoint_is_queued_again(
-    status, requeued, tmp_path, stand_in
-):
+@pytest.mark.parametrize(
+    ("status", "requeued"),
+    [(0, False), (1, False), (137, False), (75, True), (138, True), (143, True)],
+)
+def test_only_a_run_that_was_asked_to_stop_is_queued_again(status, requeued, tmp_path, stand_in):
     stand_in("srun", f"exit {status}")
     stand_in("scontrol")
     process = train(tmp_path)
@@ -191,7 +192,7 @@ def test_the_warning_of_slurm_reaches_the_tasks(tmp_path, stand_in):
     os.kill(process.pid, signal.SIGUSR1)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 75, errors
-    assert "stopped with a checkpoint, back into the queue" in output
+    assert "stopped as it was asked to, back into the queue" in output
     assert calls(tmp_path)[-1] == "scontrol requeue 17"
 
 

@@ -8,7 +8,9 @@ set -euo pipefail
 
 recipe=$1 dir=$2 python=$3 system=$4
 shift 4
-stopped=75 # the exit status of a run that stopped with a checkpoint, see asr/errors.py
+# A run that stopped with a checkpoint ends with 75 (asr/errors.py). One that the signals kill had not
+# begun to listen, or was done and about to leave: to start again is right for both.
+again=" 75 $((128 + $(kill -l USR1))) $((128 + $(kill -l TERM))) "
 
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
@@ -30,8 +32,8 @@ while kill -0 "$step" 2>/dev/null; do # it was a signal that ended the waiting
     status=0
     wait "$step" || status=$?
 done
-if ((status == stopped)); then
-    printf 'job %s: stopped with a checkpoint, back into the queue\n' "$SLURM_JOB_ID"
+if [[ $again == *" $status "* ]]; then
+    printf 'job %s: stopped as it was asked to, back into the queue\n' "$SLURM_JOB_ID"
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"
