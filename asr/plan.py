@@ -83,7 +83,7 @@ class PlanConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Hours and utterances of one purpose, and the kinds of audio that they come in."""
+    """Hours and utterances of train, dev or all test sets."""
 
     hours: float
     utterances: int
