@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asr.errors import STOPPED, Stopped, UserError
-from asr.interruption import listen
+from asr.interruption import ignore, listen
 from asr.stages import Workspace
 
 # verb -> (module with run(workspace, ...), what it does). Modules are imported when their verb is
@@ -142,6 +142,8 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    finally:
+        ignore()
     return 0
 
 

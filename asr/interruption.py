@@ -28,6 +28,15 @@ def listen_no_more() -> None:
         signal.signal(number, handler)
 
 
+def ignore() -> None:
+    """Nothing is left to be stopped: who has listened shall not be killed on its way out.
+
+    Python gives the signals their defaults before it has unloaded everything, but for ignored ones.
+    """
+    for number in _before:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def asked_to_stop() -> bool:
     """Whether this process was asked to stop since it began to listen."""
     return _asked

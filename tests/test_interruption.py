@@ -66,6 +66,32 @@ def test_a_signal_is_remembered_until_nobody_listens():
         assert [signal.getsignal(number) for number in interruption.SIGNALS] == before
 
 
+LEAVING = """
+import os
+from asr import interruption
+
+class Late:  # lives until the interpreter is taken apart
+    def __init__(self):
+        self.itself = self
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, {number})
+
+interruption.listen()
+late = Late()
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [("", -signal.SIGUSR1), ("interruption.ignore()", 0)],
+    ids=["not", "ignored"],
+)
+def test_a_signal_that_meets_a_process_on_its_way_out(last, status):
+    script = LEAVING.format(number=int(signal.SIGUSR1), last=last)
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60).returncode == status
+
+
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     return small_recipe(tmp_path_factory.mktemp("recipes") / "mini", SMALL)
