@@ -18,13 +18,18 @@ FORMAT_VERSION = 1
 
 @dataclasses.dataclass
 class ModelConfig:
-    """Size and shape of the LSTM. ``projection`` 0 means none; ``dropout`` is between layers."""
+    """Size and shape of the LSTM. ``projection`` 0 means none; ``dropout`` is between layers.
+
+    ``utterance_mean`` true takes each utterance's own mean from its features, which hides
+    differences between microphones and voices, and needs the whole utterance to begin with.
+    """
 
     layers: int = 3
     hidden: int = 256
     projection: int = 0
     bidirectional: bool = False
     dropout: float = 0.0
+    utterance_mean: bool = False
 
     def __post_init__(self) -> None:
         if self.layers < 1 or self.hidden < 1:
@@ -69,10 +74,11 @@ class AcousticModel(nn.Module):
         The result is float32 log-probabilities, whatever autocast computes the LSTM in.
         """
         batch, frames, bins = features.shape
-        stacks = stacked_length(frames)
+        stacks, out_lengths = stacked_length(frames), stacked_length(lengths)
         normalised = (features[:, : stacks * STACKED_FRAMES] - self.mean) / self.std
+        if self.config.utterance_mean:
+            normalised = without_mean(normalised, out_lengths * STACKED_FRAMES)
         stacked = normalised.reshape(batch, stacks, STACKED_FRAMES * bins)  # (N, T // 3, 3 F)
-        out_lengths = stacked_length(lengths)
         if self.config.bidirectional:
             # Packed sequences are cuDNN's own; on a CPU they cost twice the time of padded ones.
             both = self._packed if stacked.is_cuda else self._forward_and_back
@@ -122,6 +128,15 @@ def check_bf16(device: torch.device) -> None:
         raise UserError(
             f"bf16=true: this {device.type} has no LSTM in bf16 ({error}); set bf16=false"
         ) from None
+
+
+def without_mean(features: Tensor, lengths: Tensor) -> Tensor:
+    """Features ``(N, T, F)`` less the mean over each one's ``lengths`` ``(N,)``; 0 behind them."""
+    inside = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+    inside = inside[:, :, None]  # (N, T, 1)
+    total = torch.where(inside, features, 0.0).sum(dim=1, keepdim=True)
+    mean = total / lengths.clamp(min=1)[:, None, None]
+    return torch.where(inside, features - mean, 0.0)
 
 
 def reverse(sequence: Tensor, lengths: Tensor) -> Tensor:

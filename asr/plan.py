@@ -23,7 +23,7 @@ from asr.estimates import (
     speed_frames,
     spread_durations,
 )
-from asr.feature_storage import DTYPE
+from asr.feature_storage import SUFFIXES
 from asr.features import FeaturesConfig
 from asr.files import write_json
 from asr.manifests import ManifestConfig

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from asr.audio import Utterance as Stretch
+from asr.audio import read_audio
 from asr.corpora import AUDIO_SUFFIXES, Utterance
 from asr.errors import UserError
 from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.features import Utterance as Stretch
-from asr.features import read_audio
 from asr.validation import Rules, Verdict, examine
 
 MADE_FILES, MADE_SECONDS = 8, 12.0

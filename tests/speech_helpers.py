@@ -170,6 +170,8 @@ def start_stage(root: Path, stage: str, *overrides: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
 def small_recipe(folder: Path, changes: dict[str, dict]) -> Path:
     """recipes/mini's configuration in ``folder``, changed: file -> key -> value."""
     shutil.copytree(RECIPE / "conf", folder / "conf")

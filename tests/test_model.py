@@ -21,7 +21,13 @@ def utterances(lengths):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"bidirectional": True}, {"projection": 16}, {"bidirectional": True, "projection": 16}],
+    [
+        {},
+        {"bidirectional": True},
+        {"projection": 16},
+        {"bidirectional": True, "projection": 16},
+        {"bidirectional": True, "utterance_mean": True},
+    ],
 )
 def test_output_does_not_depend_on_the_batch(settings):
     model = make_model(layers=2, hidden=32, **settings)
@@ -75,6 +81,18 @@ def test_features_are_normalised_and_stacked_by_three():
     model(features, torch.tensor([7]))
     assert torch.equal(seen[0][0, 1], (features[0, 3:6].flatten() - 2) / 3)
     assert seen[0].shape == (1, 2, 192)
+
+
+def test_an_utterances_own_mean_makes_no_difference_when_taken_from_it():
+    plain = make_model(layers=1, hidden=8)
+    model = make_model(layers=1, hidden=8, utterance_mean=True)
+    features, lengths = torch.randn(2, 30, 64), torch.tensor([30, 14])
+    louder = features + torch.randn(2, 1, 64)
+    assert not torch.allclose(plain(features, lengths)[0], plain(louder, lengths)[0], atol=1e-3)
+    expected, out_lengths = model(features, lengths)
+    found, _ = model(louder, lengths)
+    for one, other, length in zip(expected, found, out_lengths, strict=True):
+        torch.testing.assert_close(one[:length], other[:length], rtol=0, atol=1e-5)
 
 
 def test_the_big_configuration_has_about_22_million_parameters():
