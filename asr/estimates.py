@@ -6,6 +6,7 @@ held memory from the library's own message sizes; what is an estimate says so.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,16 @@ def speed_frames(durations: np.ndarray, speeds: list[float], frame_shift: float)
 
 
 class ImaginedUtterances(UtteranceSet):
-    """Utterances of which nothing is known but their frames, ``(n, speeds)``."""
+    """Utterances of which nothing is known but their frames, ``(n, speeds)``, and their corpora.
 
-    def __init__(self, frames: np.ndarray) -> None:
+    ``corpus`` ``(n,)`` counts in the names ``corpora``.
+    """
+
+    def __init__(self, frames: np.ndarray, corpora: Sequence[str], corpus: np.ndarray) -> None:
         self.speed_frames = frames
         self.frames = frames[:, 0]
+        self.corpora = list(corpora)
+        self.corpus = corpus
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -136,7 +142,12 @@ class SystemPlan:
 def plan_system(name: str, config: TrainConfig, data: Data, machines: Machines) -> SystemPlan:
     """What training ``config`` on ``data`` takes; UserError for an utterance that fits no batch."""
     steps, steps_an_epoch = _steps(
-        data.utterances, config.workers, config.epochs, config.seed, config.batch_frames
+        data.utterances,
+        config.workers,
+        config.epochs,
+        config.seed,
+        config.batch_frames,
+        tuple(sorted(config.corpus_weights.items())),
     )
     world = costs.World.of(config.workers, config.subgroup_size, machines.ranks_per_host)
     model = empty_model(config.model, data.bins, data.vocabulary)
@@ -198,7 +209,12 @@ def plan_system(name: str, config: TrainConfig, data: Data, machines: Machines) 
 
 @functools.cache  # systems share them
 def _steps(
-    utterances: UtteranceSet, workers: int, epochs: int, seed: int, batch_frames: int
+    utterances: UtteranceSet,
+    workers: int,
+    epochs: int,
+    seed: int,
+    batch_frames: int,
+    weights: tuple[tuple[str, float], ...],
 ) -> tuple[int, int]:
     """Steps of a run, and of its first epoch."""
     stream = BatchStream(
@@ -208,6 +224,7 @@ def _steps(
         epochs=epochs,
         seed=seed,
         batch_frames=batch_frames,
+        weights=dict(weights),
     )
     return len(stream), len(stream.plan(0))
 

@@ -23,7 +23,6 @@ from asr.estimates import (
     speed_frames,
     spread_durations,
 )
-from asr.feature_storage import SUFFIXES
 from asr.features import FeaturesConfig
 from asr.files import write_json
 from asr.manifests import ManifestConfig
@@ -44,7 +43,9 @@ CHARACTERS_A_SECOND, CHARACTERS_A_PIECE = 15.0, 4.0
 @dataclasses.dataclass(frozen=True)
 class PartConfig:
     """A part of the corpus as it is published: hours and utterances of speech that the recipe
-    takes of it, and the bytes of its archive and of the audio unpacked."""
+    takes of it, and the bytes of its archive and of the audio unpacked. ``recorded_hours`` is what
+    must be decoded to come by them, where recordings hold more than the utterances; ``corpus`` the
+    recipe's part that it is of, where that has another name."""
 
     name: str
     hours: float
@@ -53,6 +54,8 @@ class PartConfig:
     audio_bytes: float
     split: Literal["train", "dev", "test"] = "train"
     kind: Literal["flac", "ogg", "nist"] = "flac"
+    recorded_hours: float | None = None
+    corpus: str | None = None
 
     def __post_init__(self) -> None:
         if not self.hours > 0 or self.utterances < 1:
@@ -156,25 +159,34 @@ def _data(workspace: Workspace, config: PlanConfig) -> Data:
         mean = counts[train]["tokens"] / max(1, counts[train]["utterances"])
         return Data(utterances, features.fbank.bins, counts["size"], 2 * mean)
     manifests = workspace.config(ManifestConfig, "manifests")
+    parts = _train_parts(workspace, config)
     durations = [
         spread_durations(
             3600 * part.hours, part.utterances, manifests.min_seconds, manifests.max_seconds, number
         )
-        for number, part in enumerate(_train_parts(workspace, config))
+        for number, part in enumerate(parts)
     ]
     frames = speed_frames(np.concatenate(durations), features.speeds, features.fbank.frame_shift)
     tokens = workspace.config(TokensConfig, "tokens")
     # The blank, and for characters the unknown one.
     vocabulary = 1 + (tokens.size or config.characters + 1)
     longest = manifests.max_seconds * _tokens_a_second(tokens)
-    return Data(ImaginedUtterances(frames), features.fbank.bins, vocabulary, longest)
+    corpora = sorted({part.corpus or part.name for part in parts})
+    numbers = [corpora.index(part.corpus or part.name) for part in parts]
+    corpus = np.repeat(numbers, [part.utterances for part in parts])
+    utterances = ImaginedUtterances(frames, corpora, corpus)
+    return Data(utterances, features.fbank.bins, vocabulary, longest)
 
 
 def _train_parts(workspace: Workspace, config: PlanConfig) -> list[PartConfig]:
     """Train's parts; those that stage 1 has counted if it has run."""
     if _has_run(workspace, "manifests"):
-        split = _counted_splits(workspace)["train"]
-        return [PartConfig("train", split.hours, split.utterances, 0, 0)]
+        train = workspace.require("corpus")["counts"]["splits"]["train"]
+        corpora = workspace.require("manifests")["counts"]["splits"][train]["corpora"]
+        return [
+            PartConfig(name, counts["hours"], counts["utterances"], 0, 0)
+            for name, counts in corpora.items()
+        ]
     parts = [part for part in config.parts if part.split == "train"]
     if not parts:
         raise UserError(
@@ -249,9 +261,15 @@ def _planned_disk(
         "archives": float(sum(part.archive_bytes for part in config.parts)),
         "corpus": float(sum(part.audio_bytes for part in config.parts)),
         "manifests": float(utterances * CUT_BYTES),
-        "features": frames * features.fbank.bins * DTYPE.itemsize + cuts * CUT_WITH_FEATURES_BYTES,
+        "features": frames * _frame_bytes(features) + cuts * CUT_WITH_FEATURES_BYTES,
         "tokens": utterances * TOKENS_ROW_BYTES + 3600 * hours * a_second,
     }
+
+
+def _frame_bytes(features: FeaturesConfig) -> int:
+    if not features.store:
+        return 0
+    return features.fbank.bins * np.dtype(features.dtype).itemsize
 
 
 def _rates(workspace: Workspace, config: PlanConfig, sample: Path | None) -> dict[str, Rate]:
@@ -277,22 +295,33 @@ def _core_hours(
     """Hours of one core in stages 1 and 2, at the rates that were measured."""
     speeds = workspace.config(FeaturesConfig, "features").speeds
     total = {"validation": 0.0, "features": 0.0}
-    for split, kind, hours in _hours_by_kind(config, splits):
+    for split, kind, hours, recorded in _hours_by_kind(config, splits):
         rate = rates.get(kind) or next(iter(rates.values()))
-        total["validation"] += hours / rate.validation
+        total["validation"] += recorded / rate.validation
         for speed in speeds if split == "train" else [1.0]:
             total["features"] += hours / rate.features[f"{speed:g}"]
+            if kind == "ogg":  # it is decoded from its beginning on, not from where speech begins
+                total["features"] += (recorded - hours) / rate.validation
     return total
 
 
-def _hours_by_kind(config: PlanConfig, splits: dict[str, Split]) -> list[tuple[str, str, float]]:
-    """Split, kind of audio, hours: the splits' own hours, in the shares that the parts have."""
-    found: list[tuple[str, str, float]] = []
+def _hours_by_kind(
+    config: PlanConfig, splits: dict[str, Split]
+) -> list[tuple[str, str, float, float]]:
+    """Split, kind of audio, hours, hours recorded: the splits' own hours, in the parts' shares."""
+    found: list[tuple[str, str, float, float]] = []
     for name, split in splits.items():
         parts = [part for part in config.parts if part.split == name]
         planned = sum(part.hours for part in parts)
-        shares: dict[str, float] = {part.kind: 0.0 for part in parts} or {"flac": 1.0}
-        for part in parts:
-            shares[part.kind] += part.hours / planned
-        found += [(name, kind, share * split.hours) for kind, share in shares.items()]
+        found += [
+            (
+                name,
+                part.kind,
+                part.hours / planned * split.hours,
+                (part.recorded_hours or part.hours) / planned * split.hours,
+            )
+            for part in parts
+        ]
+        if not parts:
+            found.append((name, "flac", split.hours, split.hours))
     return found

@@ -155,7 +155,7 @@ def test_durations_sum_to_the_hours_within_their_bounds():
     assert np.array_equal(drawn, spread_durations(36_000, 4_000, 0.5, 20.0, seed=1))
     frames = speed_frames(np.array([1.0, 2.0]), [0.5, 1.0, 2.0], 0.01)
     assert frames.tolist() == [[100, 200, 50], [200, 400, 100]]
-    assert len(ImaginedUtterances(frames)) == 2
+    assert len(ImaginedUtterances(frames, ["a", "b"], np.array([0, 1]))) == 2
 
 
 RULES = Rules(16_000, 0.1, 30.0)

@@ -11,6 +11,7 @@ from asr.corpora import CorpusConfig
 from asr.decode import DecodeConfig
 from asr.features import FeaturesConfig
 from asr.manifests import ManifestConfig
+from asr.plan import PlanConfig
 from asr.score import ScoreConfig
 from asr.tokens import TokensConfig
 from asr.train import MEMORY_SPANS
@@ -42,6 +43,20 @@ def test_settings_and_script(recipe):
     shown = subprocess.run([recipe / "run.sh", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0 and "--mirror" in shown.stdout + shown.stderr
     assert (recipe / "README.md").exists()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_what_a_plan_is_told_fits_the_recipes_corpora(recipe):
+    if not (recipe / "conf/plan.yaml").exists():
+        assert recipe.name == "data_dir"  # of which nothing is known before stage 1
+        return
+    plan = load_config(PlanConfig, [recipe / "conf/plan.yaml"], [])
+    own_corpus = ["corpus_dir=somewhere"] if recipe.name == "fisher_swbd" else []
+    corpus = load_config(CorpusConfig, [recipe / "conf/corpus.yaml"], own_corpus)
+    assert {part.split for part in plan.parts} == {"train", "dev", "test"}
+    if corpus.parts:
+        train = {part.corpus or part.name for part in plan.parts if part.split == "train"}
+        assert train == set(corpus.parts)
 
 
 # Published hours of train.
