@@ -1,5 +1,7 @@
 """The samples of an utterance, as every stage and the trainer hear them."""
 
+import functools
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +90,7 @@ def _read_stretch(utterance: Utterance) -> np.ndarray:
             ):
                 raise UserError(f"{problem} changed its format since stage 1{remedy}")
             # One sample more than wanted, to notice a file that grew.
-            samples = _read_from(file, utterance.start, utterance.num_samples + 1)
+            samples = _read_from(file, utterance, utterance.num_samples + 1)
     except (soundfile.LibsndfileError, OSError) as error:
         raise UserError(f"{problem} cannot be read: {error}{remedy}") from None
     left = utterance.recording_samples - utterance.start
@@ -97,13 +99,26 @@ def _read_stretch(utterance: Utterance) -> np.ndarray:
     return samples[: utterance.num_samples]
 
 
-def _read_from(file: soundfile.SoundFile, start: int, samples: int) -> np.ndarray:
-    """``(samples, channels)`` or fewer, as decoding from the beginning gives them.
+def _read_from(file: soundfile.SoundFile, utterance: Utterance, samples: int) -> np.ndarray:
+    """``(samples, channels)`` or fewer from the utterance's start on, as decoding from the
+    recording's beginning gives them.
 
     A lossy decoder that seeks begins with other samples (MP3: the first 5,000, measured), and
-    soundfile seeks after every read: there all that stands before is decoded with them.
+    soundfile seeks after every read: there the whole recording is decoded.
     """
-    skipped = 0 if file.format in SEEKS_EXACTLY and file.seekable() else start
-    if start and not skipped:  # a seek makes FLAC decode a frame for nothing
-        file.seek(start)
-    return file.read(skipped + samples, dtype="float32", always_2d=True)[skipped:]
+    start = utterance.start
+    if file.format in SEEKS_EXACTLY and file.seekable():
+        if start:  # a seek makes FLAC decode a frame for nothing
+            file.seek(start)
+        return file.read(samples, dtype="float32", always_2d=True)
+    if utterance.num_samples == utterance.recording_samples:
+        return file.read(samples, dtype="float32", always_2d=True)
+    status = os.stat(utterance.path)
+    decoded = _decode(utterance.path, status.st_size, status.st_mtime_ns)
+    return decoded[start : start + samples].copy()
+
+
+@functools.lru_cache(maxsize=1)  # the next utterance is most often of the same recording
+def _decode(path: Path, size: int, modified: int) -> np.ndarray:
+    """A whole recording, ``(samples, channels)``; a changed file is another one."""
+    return soundfile.read(path, dtype="float32", always_2d=True)[0]

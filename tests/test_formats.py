@@ -313,6 +313,26 @@ def test_segments_of_lossy_files_are_what_decoding_from_the_start_gives(tmp_path
         np.testing.assert_allclose(found, whole[first : first + len(found)], atol=1e-4)
 
 
+def test_a_lossy_recording_is_decoded_once_for_its_utterances_and_anew_when_it_changes(
+    tmp_path, monkeypatch
+):
+    path, decoded = tmp_path / "a.ogg", []
+    read = soundfile.read
+    monkeypatch.setattr(soundfile, "read", lambda *a, **k: decoded.append(1) or read(*a, **k))
+    soundfile.write(path, wave(seconds=2), RATE, format="OGG")
+    utterance, verdict = judge(path, start=0.2, end=0.9)
+    second = audio.Utterance.of(_to_cut(utterance, verdict))
+    first = second._replace(start=0)
+    decoded.clear()
+    before = [read_audio(each, RATE) for each in (first, second)]
+    before[1][:] = 0  # the caller's own
+    assert np.abs(read_audio(second, RATE)).max() > 0.01
+    assert len(decoded) == 1
+    soundfile.write(path, 0.5 * wave(seconds=2), RATE, format="OGG")
+    assert not np.array_equal(read_audio(first, RATE), before[0])
+    assert len(decoded) == 2
+
+
 def test_segments_of_what_cannot_seek(tmp_path):
     soundfile.write(tmp_path / "a.wav", wave(seconds=2, rate=8000), 8000, subtype="GSM610")
     whole, _ = soundfile.read(tmp_path / "a.wav", dtype="float32")

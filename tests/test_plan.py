@@ -83,7 +83,8 @@ def test_a_prepared_corpus_is_counted(recipe, prepared, tmp_path):
     preparation = plan["preparation"]
     assert preparation["counted"] == ["corpus", "manifests", "features", "tokens"]
     assert preparation["splits"]["train"] == {"hours": 0.03, "utterances": 80}
-    stored = sum(file.stat().st_size for file in (prepared / "features").iterdir())
+    files = [file for file in (prepared / "features").rglob("*") if file.is_file()]
+    stored = sum(file.stat().st_size for file in files)
     assert preparation["disk"]["features"] == stored
     rate = preparation["rates"]["flac"]
     hours = 0.0313
