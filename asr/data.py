@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 import math
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +19,8 @@ import torch
 
 from asr.augment import SpecAugmentConfig, spec_augment, stable_seed
 from asr.errors import UserError
-from asr.feature_sources import open_features
-from asr.features import manifest_name
-from asr.files import iterate_jsonl
+from asr.feature_sources import FeatureSource, open_features, source_of
+from asr.files import atomic_write, iterate_jsonl
 from asr.stages import Workspace
 
 # Utterances of durations within this factor of each other are mixed at random. Larger makes
@@ -31,17 +31,31 @@ NO_BATCH = -1
 log = logging.getLogger("asr")
 
 
+def index_name(split: str) -> str:
+    """File name of a split's index of arrays, in stage 3's folder."""
+    return f"{split}.npz"
+
+
 class UtteranceSet:
     """The utterances of one split: tokens in memory, features read when asked for.
 
-    ``tokens`` is stage 3's ``<split>.jsonl``; ``features`` are stage 2's manifests of the same
-    utterances, one a speed, the unperturbed one first. ``frames`` (n,) and ``speed_frames``
-    (n, speeds), int64, count 10 ms frames; ``corpora`` are the names that ``corpus`` (n,) counts
-    from 0. Raises UserError when the files do not fit together. Nothing but arrays is kept, so
-    that forked workers share the memory.
+    ``frames`` (n,) and ``speed_frames`` (n, speeds), int64, count 10 ms frames; ``corpora`` are the
+    names that ``corpus`` (n,) counts from 0. Nothing but arrays is kept, so that forked workers
+    share the memory.
     """
 
-    def __init__(self, tokens: Path, features: Sequence[Path]) -> None:
+    def __init__(self, arrays: dict[str, np.ndarray], sources: Sequence[FeatureSource]) -> None:
+        self._arrays, self._sources = arrays, list(sources)
+        self.corpora: list[str] = arrays["corpora"].tolist()
+        self.corpus = arrays["corpus"]
+        self.speed_frames = np.stack([source.frames for source in self._sources], axis=1)
+        self.frames = self.speed_frames[:, 0]
+
+    @classmethod
+    def of_files(cls, tokens: Path, features: Sequence[Path]) -> "UtteranceSet":
+        """Join stage 3's ``<split>.jsonl`` with stage 2's manifests of the same utterances, one a
+        speed, the unperturbed one first. UserError when they do not fit together.
+        """
         ids: list[str] = []
         ends, flat, corpus = array.array("q", [0]), array.array("i"), array.array("i")
         numbers: dict[str, int] = {}  # of the corpora, as they come
@@ -50,34 +64,60 @@ class UtteranceSet:
             flat.extend(row["tokens"])
             ends.append(len(flat))
             corpus.append(numbers.setdefault(row["corpus"], len(numbers)))
-        self._ids = np.array([name.encode() for name in ids], dtype=np.bytes_)
-        self._token_ends, self._tokens = np.array(ends), np.array(flat)
-        self.corpora = sorted(numbers)
-        places = np.array([self.corpora.index(name) for name in numbers], dtype=np.int64)
-        self.corpus = places[np.array(corpus, dtype=np.int64)]
-        self._sources = [open_features(manifest, ids) for manifest in features]
-        self.speed_frames = np.stack([source.frames for source in self._sources], axis=1)
-        self.frames = self.speed_frames[:, 0]
+        corpora = sorted(numbers)
+        places = np.array([corpora.index(name) for name in numbers], dtype=np.int64)
+        arrays = {
+            "ids": np.array([name.encode() for name in ids], dtype=np.bytes_),
+            "token_ends": np.array(ends),
+            "tokens": np.array(flat),
+            "corpora": np.array(corpora, dtype=np.str_),
+            "corpus": places[np.array(corpus, dtype=np.int64)],
+        }
+        return cls(arrays, [open_features(manifest, ids) for manifest in features])
 
     @classmethod
     def of_split(cls, workspace: Workspace, split: str) -> "UtteranceSet":
-        """A split at every speed that stage 2 made of it."""
-        speeds = workspace.require("features")["counts"]["speeds"]
-        folder = workspace.directory("features")
-        perturbed = [folder / manifest_name(split, speed) for speed in speeds if speed != 1.0]
-        manifests = [folder / manifest_name(split), *(path for path in perturbed if path.exists())]
-        return cls(workspace.directory("tokens") / f"{split}.jsonl", manifests)
+        """A split at every speed that stage 2 made of it, from the index that stage 3 made."""
+        path = workspace.directory("tokens") / index_name(split)
+        return cls.of_index(path, workspace.directory("features"))
+
+    @classmethod
+    def of_index(cls, path: Path, features: Path) -> "UtteranceSet":
+        """What ``write_index`` wrote, with the shards in the folder ``features``."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; run the tokens stage") from None
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"{path}: cannot be read ({error}); rerun the tokens stage with --force"
+            ) from None
+        by_speed: dict[str, dict[str, np.ndarray]] = {}
+        for name in [name for name in arrays if "/" in name]:
+            speed, _, key = name.partition("/")
+            by_speed.setdefault(speed, {})[key] = arrays.pop(name)
+        return cls(arrays, [source_of(by_speed[speed], features) for speed in sorted(by_speed)])
+
+    def write_index(self, path: Path) -> None:
+        """Write what ``of_index`` reads in a fraction of the time that ``of_files`` takes."""
+        arrays = dict(self._arrays)
+        for number, source in enumerate(self._sources):
+            arrays |= {f"{number:03}/{key}": array for key, array in source.arrays.items()}
+        with atomic_write(path) as partial, open(partial, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._arrays["ids"])
 
     def id(self, index: int) -> str:
         """The utterance's id."""
-        return self._ids[index].decode()
+        return self._arrays["ids"][index].decode()
 
     def tokens(self, index: int) -> np.ndarray:
         """The utterance's token ids, int32."""
-        return self._tokens[self._token_ends[index] : self._token_ends[index + 1]]
+        ends = self._arrays["token_ends"]
+        return self._arrays["tokens"][ends[index] : ends[index + 1]]
 
     def load(self, index: int, speed_index: int = 0) -> np.ndarray:
         """Raw log-mel features (T, F) float32, read from disk or computed, as stage 2 stored."""

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from asr.data import UtteranceSet, pad
 from asr.errors import UserError
-from asr.features import STATISTICS, manifest_name
+from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_id_text
 from asr.frames import stacked_length
 from asr.model import load_model
@@ -138,7 +138,7 @@ def _decode_system(
     counts, measured = {}, {}
     for test_set in test_sets:
         listing = tokens / f"{test_set}.jsonl"
-        utterances = UtteranceSet(listing, [features / manifest_name(test_set)])
+        utterances = UtteranceSet.of_split(workspace, test_set)
         begin = time.perf_counter()
         texts = recognise(model, utterances, tokenizer, config.batch_frames)
         seconds = time.perf_counter() - begin

@@ -15,11 +15,15 @@ from asr.fbank import LogMelFbank, LogMelFbankConfig
 from asr.feature_storage import Extent, feature_rows, located, read_features
 from asr.files import read_json
 
+STATISTICS = "statistics.json"  # of train, in stage 2's folder
+
 
 class FeatureSource(Protocol):
-    """Features of n utterances; ``frames`` (n,) int64 counts theirs. Keeps nothing but arrays."""
+    """Features of n utterances; ``frames`` (n,) int64 counts theirs. Keeps nothing but ``arrays``,
+    from which ``source_of`` makes it again."""
 
     frames: np.ndarray
+    arrays: dict[str, np.ndarray]
 
     def load(self, index: int) -> np.ndarray:
         """Features ``(frames, bins)`` float32 of one utterance; UserError where they are gone."""
@@ -44,26 +48,36 @@ def open_features(manifest: Path, ids: Sequence[str]) -> FeatureSource:
             "stage, then the tokens stage"
         )
     if kinds == {ComputedFeaturesReader.name}:
-        return ComputedFeatures(manifest.parent / storages[0], keys)
-    return StoredFeatures(manifest.parent, storages, keys)
+        return source_of({"keys": np.array([key.encode() for key in keys])}, manifest.parent)
+    names = sorted(set(storages))
+    numbers = {name: number for number, name in enumerate(names)}
+    extents = np.array([Extent.parse(key) for key in keys], dtype=np.int64)
+    arrays = {
+        "shards": np.array(names, dtype=np.str_),
+        "numbers": np.array([numbers[name] for name in storages], dtype=np.int32),
+        "extents": extents.reshape(len(keys), len(Extent._fields)),  # also without utterances
+    }
+    return source_of(arrays, manifest.parent)
+
+
+def source_of(arrays: dict[str, np.ndarray], folder: Path) -> FeatureSource:
+    """The source that has these ``arrays``, in stage 2's ``folder``."""
+    return ComputedFeatures(folder, arrays) if "keys" in arrays else StoredFeatures(folder, arrays)
 
 
 class StoredFeatures:
-    """Features in shards: ``storages`` are file names below ``folder``, ``keys`` of ``Extent``."""
+    """Features in shards: file names ``shards`` below ``folder``, of each utterance its shard
+    (``numbers`` (n,)) and place there (``extents`` (n, 3), as in ``Extent``)."""
 
-    def __init__(self, folder: Path, storages: Sequence[str], keys: Sequence[str]) -> None:
-        names = sorted(set(storages))
-        numbers = {name: number for number, name in enumerate(names)}
-        self._shards = [folder / name for name in names]
-        self._numbers = np.array([numbers[name] for name in storages], dtype=np.int32)
-        self._extents = np.array([Extent.parse(key) for key in keys], dtype=np.int64)
-        self._extents.shape = (len(keys), len(Extent._fields))  # also without utterances
-        self.frames = self._extents[:, 1].copy()
+    def __init__(self, folder: Path, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+        self._shards = [folder / name for name in arrays["shards"].tolist()]
+        self.frames = arrays["extents"][:, 1].copy()
 
     def load(self, index: int) -> np.ndarray:
         """Read them."""
-        extent = Extent(*self._extents[index].tolist())
-        return read_features(self._shards[self._numbers[index]], extent)
+        extent = Extent(*self.arrays["extents"][index].tolist())
+        return read_features(self._shards[self.arrays["numbers"][index]], extent)
 
 
 class AudioPlace(NamedTuple):
@@ -87,19 +101,19 @@ class AudioPlace(NamedTuple):
 
 
 class ComputedFeatures:
-    """Features by the configuration in ``statistics``, of audio at ``keys`` of ``AudioPlace``.
-
-    Audio paths may be relative to the folder of ``statistics``.
+    """Features of audio at ``keys`` (n,) of ``AudioPlace``, by the configuration in ``folder``'s
+    statistics. Audio paths may be relative to ``folder``.
     """
 
-    def __init__(self, statistics: Path, keys: Sequence[str]) -> None:
-        self._folder, self._config = statistics.parent, _configuration(statistics)
-        self._keys = np.array([key.encode() for key in keys], dtype=np.bytes_)
+    def __init__(self, folder: Path, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays, self._folder = arrays, folder
+        self._config = _configuration(folder / STATISTICS)
+        keys = arrays["keys"].tolist()
         self.frames = np.array([AudioPlace.parse(key).frames for key in keys], dtype=np.int64)
 
     def load(self, index: int) -> np.ndarray:
         """Compute them."""
-        return _computed(AudioPlace.parse(self._keys[index]), self._folder, self._config)
+        return _computed(AudioPlace.parse(self.arrays["keys"][index]), self._folder, self._config)
 
 
 @register_reader

@@ -19,7 +19,12 @@ from asr.cluster import SlurmJobs, check_cluster, worker_map
 from asr.cuts import write_cuts
 from asr.errors import UserError
 from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.feature_sources import AudioPlace, ComputedFeaturesReader, compute_features
+from asr.feature_sources import (
+    STATISTICS,
+    AudioPlace,
+    ComputedFeaturesReader,
+    compute_features,
+)
 from asr.feature_storage import (
     SUFFIXES,
     Extent,
@@ -35,7 +40,6 @@ from asr.processes import WorkerDied
 from asr.stages import StageResult, Workspace, run_stage
 
 STAGE = "features"
-STATISTICS = "statistics.json"
 # A mel bin without signal (audio that was sampled at 8 kHz, say) hardly varies; dividing by less
 # than this would blow up its rounding noise. Speech has standard deviations of 2 to 5.
 STD_FLOOR = 0.1

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import sentencepiece
 
+from asr.data import UtteranceSet, index_name
 from asr.errors import UserError
 from asr.feature_storage import feature_rows, read_cuts
 from asr.features import manifest_name
@@ -180,7 +181,11 @@ def _build(
             refused = _refuse(split, rows, frames)
         kept = [row for row in rows if row["id"] not in refused]
         write_jsonl(directory / f"{split}.jsonl", kept)
-        outputs.append(directory / f"{split}.jsonl")
+        split_speeds = sorted(speeds, key=lambda s: (s != 1.0, s)) if split == train else [1.0]
+        manifests = [features / manifest_name(split, speed) for speed in split_speeds]
+        utterances = UtteranceSet.of_files(directory / f"{split}.jsonl", manifests)
+        utterances.write_index(directory / index_name(split))
+        outputs += [directory / f"{split}.jsonl", directory / index_name(split)]
         rejected += refused.values()
         counts[split] = {
             "utterances": len(kept),

@@ -5,9 +5,10 @@
         --recipe recipes/mini_librispeech --dir exp/mini_librispeech --system single
 
 The first way reads no audio and no features: manifests of utterances as long as LibriSpeech's are
-written, read as the trainer reads them, and an epoch is planned, and every step's batch asked for,
-by one rank. Printed are the seconds to read the manifests, the memory that the process has more
-afterwards, and the most that it had; then the seconds to plan an epoch (once an epoch), the
+written, joined as stage 3 does, their index read as the trainer reads it, and an epoch is planned,
+and every step's batch asked for, by one rank. Printed are the seconds to join the manifests, the
+memory that the process has more afterwards, and the most that it had; the seconds to read the
+index; then the seconds to plan an epoch (once an epoch), the
 microseconds a step to know one's batch, the steps of an epoch, the share of them in which this rank
 has no batch, and the seconds to go to the middle of epoch 3 that another number of ranks had
 reached.
@@ -80,13 +81,19 @@ def read(utterances: int, speeds: int) -> UtteranceSet:
         tokens, manifests = write_manifests(Path(folder), utterances, speeds)
         gc.collect()
         before, begin = resident(), time.perf_counter()
-        index = UtteranceSet(tokens, manifests)
+        files = UtteranceSet.of_files(tokens, manifests)
+        joined = time.perf_counter() - begin
+        gc.collect()
+        more = resident() - before
+        files.write_index(Path(folder, "index.npz"))
+        begin = time.perf_counter()
+        index = UtteranceSet.of_index(Path(folder, "index.npz"), Path(folder))
         seconds = time.perf_counter() - begin
-    gc.collect()
-    more = resident() - before
+        size = Path(folder, "index.npz").stat().st_size / 2**20
     print(
-        f"manifests of {speeds} speeds: {seconds:.1f} s to read, {more:,.0f} MiB more afterwards "
-        f"({more * 2**20 / utterances:,.0f} bytes an utterance), at most {peak():,.0f} MiB"
+        f"manifests of {speeds} speeds: {joined:.1f} s for stage 3 to join, {more:,.0f} MiB more "
+        f"afterwards ({more * 2**20 / utterances:,.0f} bytes an utterance), at most "
+        f"{peak():,.0f} MiB; their index of {size:,.0f} MiB: {seconds:.2f} s for a rank to read"
     )
     return index
 
@@ -98,7 +105,7 @@ def write_manifests(folder: Path, utterances: int, speeds: int) -> tuple[Path, l
     with open(folder / "tokens.jsonl", "w") as file:
         for number, duration in enumerate(seconds.tolist()):
             pieces = random.integers(2, 500, int(TOKENS_A_SECOND * duration)).tolist()
-            file.write(json.dumps({"id": name(number), "tokens": pieces, "text": "x"}) + "\n")
+            file.write(json.dumps({"id": name(number), "corpus": "x", "tokens": pieces}) + "\n")
     manifests = []
     for speed in (1.0, 0.9, 1.1)[:speeds]:
         manifests.append(folder / f"{speed}.jsonl.gz")

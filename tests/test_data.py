@@ -136,14 +136,47 @@ def test_utterance_set_reads_tokens_and_features(tmp_path):
 
 def test_tokens_without_features_are_named(tmp_path):
     make_set(tmp_path)
-    path = tmp_path / "tokens" / "train.jsonl"
-    path.write_text(
-        path.read_text() + json.dumps({"id": "stray", "corpus": "test", "tokens": [2]}) + "\n"
-    )
+    path, features = tmp_path / "tokens" / "train.jsonl", tmp_path / "features" / "train.jsonl.gz"
+    row = json.dumps({"id": "stray", "corpus": "test", "tokens": [2]})
+    path.write_text(path.read_text() + row + "\n")
     with pytest.raises(UserError, match="no features of utterance stray"):
-        UtteranceSet.of_split(workspace(tmp_path), "train")
+        UtteranceSet.of_files(path, [features])
     path.unlink()
     with pytest.raises(UserError, match=r"train\.jsonl: no such file"):
+        UtteranceSet.of_files(path, [features])
+
+
+@pytest.mark.parametrize("speeds", [(1.0,), SPEEDS])
+def test_the_index_is_what_the_files_say(tmp_path, speeds):
+    indexed = make_set(tmp_path, speeds=speeds)
+    folder = tmp_path / "features"
+    others = [folder / f"train-sp{speed:g}.jsonl.gz" for speed in speeds if speed != 1]
+    files = UtteranceSet.of_files(
+        tmp_path / "tokens" / "train.jsonl", [folder / "train.jsonl.gz", *others]
+    )
+    assert len(indexed) == len(files) == 23
+    assert indexed.corpora == files.corpora == ["test"]
+    np.testing.assert_array_equal(indexed.corpus, files.corpus)
+    np.testing.assert_array_equal(indexed.speed_frames, files.speed_frames)
+    for index in range(23):
+        assert indexed.id(index) == files.id(index)
+        np.testing.assert_array_equal(indexed.tokens(index), files.tokens(index))
+        for speed in range(len(speeds)):
+            np.testing.assert_array_equal(indexed.load(index, speed), files.load(index, speed))
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "text"])
+def test_a_damaged_index_is_named(tmp_path, damage):
+    make_set(tmp_path)
+    path = tmp_path / "tokens" / "train.npz"
+    whole = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(
+            {"empty": b"", "half": whole[: len(whole) // 2], "text": b"x" * 99}[damage]
+        )
+    with pytest.raises(UserError, match=r"train\.npz.* tokens stage"):
         UtteranceSet.of_split(workspace(tmp_path), "train")
 
 
