@@ -180,7 +180,7 @@ def train(trainer: SystemTrainer, steps: int) -> tuple[float, float, int]:
 
 def walk(stream: BatchStream) -> None:
     """Load an epoch."""
-    stream.load_state_dict({"epoch": 0, "step": 0, "workers": 1})
+    stream.load_state_dict({"epoch": 0, "step": 0, "workers": 1, "before": []})
     memory, steps, begin = [resident()], len(stream), time.perf_counter()
     for step, _ in enumerate(stream, start=1):
         if step * 4 // steps > (step - 1) * 4 // steps:
