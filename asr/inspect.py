@@ -106,12 +106,13 @@ def _directory(workspace: Workspace) -> tuple[Found, Callable[[Path], Path]]:
 
 
 def _features(path: Path) -> tuple[Found, Callable[[Path], Path]]:
-    """A file of features, by what the manifests beside it say is in it."""
-    cuts = [cut for manifest in _manifests_beside(path) for cut in _stored_in(path, manifest)]
+    """A shard of features, by what the manifest beside its folder says is in it."""
+    manifest = path.absolute().parent.with_name(path.absolute().parent.name + MANIFEST)
+    cuts = list(_stored_in(path, manifest)) if manifest.exists() else []
     if not cuts:
         raise UserError(
-            f"{path}: no manifest (*{MANIFEST}) beside it has features in this file; features have "
-            "no header, and cannot be read without one"
+            f"{path}: {manifest} does not exist, or has no features in this file; features have no "
+            "header, and cannot be read without a manifest"
         )
     chosen = cuts[:: max(1, len(cuts) // READ_UTTERANCES)]
     values = np.concatenate([_load(cut) for cut in chosen])
@@ -129,13 +130,6 @@ def _features(path: Path) -> tuple[Found, Callable[[Path], Path]]:
     }
     summary = Summary(np.array([cut.duration for cut in cuts]), 0, 0, {})
     return found, _durations_picture(summary, path.name)
-
-
-def _manifests_beside(path: Path) -> list[Path]:
-    """Those of the features' folder: shards may lie one further down."""
-    return sorted(path.parent.glob(f"*{MANIFEST}")) or sorted(
-        path.parent.parent.glob(f"*{MANIFEST}")
-    )
 
 
 def _stored_in(path: Path, manifest: Path) -> Iterator[MonoCut]:

@@ -68,19 +68,19 @@ def test_a_manifest(exp, inspect):
 
 
 def test_a_file_of_features(exp, inspect, tmp_path):
-    stored = next(path for path in (exp / "features").iterdir() if path.name.startswith("train.f"))
+    stored = exp / "features/train/00000.f32"
     told = json.loads(inspect(stored, "--json"))
     assert (told["utterances"], told["bins"], told["not finite"]) == (7, 64, 0)
     assert told["frames"]["greatest"] == 528
     damaged = tmp_path / "features"
     shutil.copytree(exp / "features", damaged)
-    (damaged / stored.name).write_bytes(stored.read_bytes()[:-100])
-    assert "utterance train-6: " in inspect(damaged / stored.name, status=1)
-    assert "cut short" in inspect(damaged / stored.name, status=1)
+    (damaged / "train" / stored.name).write_bytes(stored.read_bytes()[:-100])
+    assert "utterance train-6: " in inspect(damaged / "train" / stored.name, status=1)
+    assert "cut short" in inspect(damaged / "train" / stored.name, status=1)
     lone = tmp_path / "lone" / "folder" / "x.f32"
     lone.parent.mkdir(parents=True)
     lone.write_bytes(b"1234")
-    assert "no manifest (*.jsonl.gz) beside it" in inspect(lone, status=1)
+    assert "lone/folder.jsonl.gz does not exist" in inspect(lone, status=1)
 
 
 def test_an_utterance(exp, inspect, tmp_path):
@@ -104,10 +104,8 @@ def test_the_transcript_as_it_was_written(tmp_path, inspect):
     (chapter / "1-2.trans.txt").write_text("1-2-0000 CALL ANNA\n")
     (chapter / "1-2-0000.flac").write_bytes(b"")
     finish_stage(tmp_path, "manifests", {})
-    finish_stage(tmp_path, "corpus", {"splits": SPLITS, "root": "."})
-    marker = json.loads((tmp_path / "corpus/stage.json").read_text())
-    marker["parameters"] = {"corpus_dir": None, "name": "x", "source": "librispeech"}
-    (tmp_path / "corpus/stage.json").write_text(json.dumps(marker))
+    part = {"source": "librispeech", "root": ".", "splits": {"train": ["train"]}}
+    finish_stage(tmp_path, "corpus", {"splits": SPLITS, "parts": {"x": part}})
     cut = make_cut("1-2-0000", 16_000, "call anna", "x.flac")
     write_cuts(tmp_path / "manifests/train.jsonl.gz", [cut])
     told = json.loads(inspect("1-2-0000", "--dir", tmp_path, "--json"))
