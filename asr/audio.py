@@ -1,6 +1,5 @@
 """The samples of an utterance, as every stage and the trainer hear them."""
 
-import functools
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -118,7 +117,14 @@ def _read_from(file: soundfile.SoundFile, utterance: Utterance, samples: int) ->
     return decoded[start : start + samples].copy()
 
 
-@functools.lru_cache(maxsize=1)  # the next utterance is most often of the same recording
+# The next utterance is most often of the same recording.
+_last_decoded: dict[tuple[Path, int, int], np.ndarray] = {}
+
+
 def _decode(path: Path, size: int, modified: int) -> np.ndarray:
     """A whole recording, ``(samples, channels)``; a changed file is another one."""
-    return soundfile.read(path, dtype="float32", always_2d=True)[0]
+    key = (path, size, modified)
+    if key not in _last_decoded:
+        _last_decoded.clear()  # first: an hour takes 230 MB
+        _last_decoded[key] = soundfile.read(path, dtype="float32", always_2d=True)[0]
+    return _last_decoded[key]

@@ -88,7 +88,7 @@ class UtteranceSet:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
         except FileNotFoundError:
-            raise UserError(f"{path}: no such file; run the tokens stage") from None
+            raise UserError(f"{path}: no such file; run the tokens stage with --force") from None
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"{path}: cannot be read ({error}); rerun the tokens stage with --force"
@@ -308,11 +308,10 @@ class BatchStream:
         self._before: tuple[tuple[int, int], ...] = ()
         # The last epoch's plan only: they are large.
         self._planned = functools.lru_cache(maxsize=1)(self._make_plan)
+        self._counted = functools.cache(self._count_steps)
 
     def __len__(self) -> int:
-        if self.utterances.speed_frames.shape[1] == 1 and self.weights is None:
-            return self.epochs * len(self._planned(0, ()).plan)
-        return sum(len(self._planned(epoch, ()).plan) for epoch in range(self.epochs))
+        return sum(map(self._steps_of, range(self.epochs)))
 
     def __iter__(self) -> Iterator[Batch | None]:
         while self._epoch < self.epochs:
@@ -352,8 +351,10 @@ class BatchStream:
     @property
     def remaining(self) -> int:
         """Steps that are still to come."""
-        later = range(self._epoch, self.epochs)
-        return sum(len(self.plan(epoch)) for epoch in later) - self._step
+        if self._epoch == self.epochs:
+            return 0
+        later = range(self._epoch + 1, self.epochs)
+        return len(self.plan(self._epoch)) - self._step + sum(map(self._steps_of, later))
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch handed out last."""
@@ -362,28 +363,65 @@ class BatchStream:
             "step": self._step,
             "workers": self.workers,
             "before": [list(world) for world in self._before],
+            "batches_of": self._batches_of(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position. Another number of workers shares what is left of the epoch, so
-        that every utterance is still in it as often as it would have been."""
+        that every utterance is still in it as often as it would have been. Where other batches
+        would be made, of other data or by other settings, the epoch begins anew."""
         self._epoch, self._step = state["epoch"], state["step"]
         self._before = tuple((workers, steps) for workers, steps in state["before"])
-        if state["workers"] != self.workers:
+        then, now = state["batches_of"], self._batches_of()
+        if then != now:
+            changed = ", ".join(key for key in now if then.get(key) != now[key])
+            log.warning(
+                "resumed with other batches (%s): epoch %d begins anew", changed, self._epoch + 1
+            )
+            self._step, self._before = 0, ()
+        elif state["workers"] != self.workers:
             self._before += ((state["workers"], self._step),)
             self._step = 0
             log.warning(
-                "resumed with %d workers instead of %d: they share the %d steps' worth of "
-                "batches that are left of epoch %d",
-                *(self.workers, state["workers"], len(self.plan(self._epoch)), self._epoch + 1),
+                "resumed with %d workers instead of %d: they share what is left of epoch %d, "
+                "%d steps",
+                *(self.workers, state["workers"], self._epoch + 1, len(self.plan(self._epoch))),
             )
 
-    def _make_plan(self, epoch: int, before: tuple[tuple[int, int], ...]) -> EpochPlan:
+    def _batches_of(self) -> dict[str, Any]:
+        """What an epoch's batches follow from, but for the number of workers."""
+        return {
+            "seed": self.seed,
+            "batch_frames": self.batch_frames,
+            "corpus_weights": None if self.weights is None else self.weights.tolist(),
+            "utterances": len(self.utterances),
+            "frames": self.utterances.speed_frames.sum(axis=0).tolist(),
+        }
+
+    def _steps_of(self, epoch: int) -> int:
+        """Steps of an epoch that these workers have from its beginning."""
+        same = self.utterances.speed_frames.shape[1] == 1 and self.weights is None
+        return self._counted(0 if same else epoch)
+
+    def _count_steps(self, epoch: int) -> int:
+        members, speeds = self._draw(epoch)
+        lengths = np.sort(_rounded_up(self.utterances.speed_frames[members, speeds]))
+        batches = len(_batch_starts(lengths, self.batch_frames)) - 1
+        return -(-batches // self.workers)
+
+    def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the epoch's utterances, and the speed index of each."""
         members = np.arange(len(self.utterances))
         if self.weights is not None:
             random = np.random.default_rng([self.seed, epoch, 2])
             members = weighted(self.utterances.corpus, self.weights, random)
-        speeds = self._choose_speeds(epoch, len(members))
+        choices = self.utterances.speed_frames.shape[1]
+        # All at once: a seed for each of 700,000 utterances would take seconds an epoch.
+        random = np.random.default_rng([self.seed, epoch, 1])
+        return members, random.integers(choices, size=len(members))
+
+    def _make_plan(self, epoch: int, before: tuple[tuple[int, int], ...]) -> EpochPlan:
+        members, speeds = self._draw(epoch)
         frames = self.utterances.speed_frames[members, speeds]
         worlds = [workers for workers, _ in before] + [self.workers]
         plan = epoch_plan(frames, epoch, self.seed, self.batch_frames, worlds[0])
@@ -391,11 +429,6 @@ class BatchStream:
             random = np.random.default_rng([self.seed, epoch, 3, number])
             plan = deal_again(plan, steps, worlds[number + 1], random)
         return EpochPlan(plan, members, speeds)
-
-    def _choose_speeds(self, epoch: int, number: int) -> np.ndarray:
-        choices = self.utterances.speed_frames.shape[1]
-        # All at once: a seed for each of 700,000 utterances would take seconds an epoch.
-        return np.random.default_rng([self.seed, epoch, 1]).integers(choices, size=number)
 
     def _load(self, indices: np.ndarray, planned: EpochPlan) -> Batch:
         # An epoch's last batch has been handed out while self._epoch still is its epoch.
@@ -423,12 +456,15 @@ def _by_corpus(utterances: UtteranceSet, weights: Mapping[str, float]) -> np.nda
     unknown = sorted(set(weights) - set(utterances.corpora))
     if unknown:
         raise UserError(
-            f"weights: there is no corpus {unknown[0]!r} in train; it has "
+            f"corpus_weights: there is no corpus {unknown[0]!r} in train; it has "
             f"{', '.join(utterances.corpora)}"
         )
     if all(weight == 1 for weight in weights.values()):
         return None
-    return np.array([weights.get(name, 1.0) for name in utterances.corpora])
+    found = np.array([weights.get(name, 1.0) for name in utterances.corpora])
+    if not len(weighted(utterances.corpus, found, np.random.default_rng(0))):
+        raise UserError(f"corpus_weights={dict(weights)} leave no utterance to train on")
+    return found
 
 
 def _check_lengths(utterances: UtteranceSet, batch_frames: int) -> None:

@@ -247,7 +247,6 @@ def _shards(manifest: Path) -> Iterator[list[Utterance]]:
     shard: list[Utterance] = []
     seconds = 0.0
     for utterance in map(Utterance.of, load_cuts(manifest)):
-        # Workers on other machines run in other folders.
         shard.append(utterance._replace(path=utterance.path.absolute()))
         seconds += utterance.seconds
         if seconds >= SHARD_SECONDS:
@@ -261,7 +260,13 @@ def _extract(
     directory: Path, manifests: Path, parts: Sequence[Part], config: FeaturesConfig
 ) -> None:
     """Make the shards of ``parts``, then of each its manifest, and of train its statistics."""
-    tasks = [task for part in parts for task in part.tasks if task.output or task.counted]
+    tasks = [
+        # Workers on other machines run in other folders.
+        task._replace(output=task.output and task.output.absolute())
+        for part in parts
+        for task in part.tasks
+        if task.output or task.counted
+    ]
     seconds = made = 0.0
     begin = time.monotonic()
     with (

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -109,7 +110,7 @@ def build(directory: Path, corpus: Corpus, config: ManifestConfig) -> StageResul
     counts = {}
     for split in examined:
         accepted = [pair for pair in examined[split] if not pair[1].reason]
-        cuts = (_to_cut(*pair) for pair in accepted)
+        cuts = (_to_cut(*pair, _source(pair[0].audio, directory)) for pair in accepted)
         write_cuts(directory / f"{split}.jsonl.gz", cuts)
         counts[split] = _count(accepted, rejected=len(examined[split]) - len(accepted))
         _log_counts(split, counts[split])
@@ -219,8 +220,14 @@ def _check_share(split: str, examined: Examined, max_rejected: float, listing: P
     )
 
 
-def _to_cut(utterance: Utterance, verdict: Verdict) -> "MonoCut":
-    """One utterance as one cut over its stretch of the recording, with one supervision."""
+def _source(audio: Path, directory: Path) -> str:
+    """The path to write: from ``directory`` on for what lies in the workspace, to move with it."""
+    folder = directory.resolve()
+    return os.path.relpath(audio, folder) if audio.is_relative_to(folder.parent) else str(audio)
+
+
+def _to_cut(utterance: Utterance, verdict: Verdict, source: str) -> "MonoCut":
+    """One utterance as one cut over its stretch of the file ``source``, with one supervision."""
     # Lhotse imports torch, which takes seconds that a skipped stage need not.
     from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
@@ -228,10 +235,8 @@ def _to_cut(utterance: Utterance, verdict: Verdict) -> "MonoCut":
     assert heard is not None
     whole = utterance.start == 0 and utterance.end is None
     recording = Recording(
-        id=utterance.id if whole else str(utterance.audio),
-        sources=[
-            AudioSource("file", channels=list(range(heard.channels)), source=str(utterance.audio))
-        ],
+        id=utterance.id if whole else source,
+        sources=[AudioSource("file", channels=list(range(heard.channels)), source=source)],
         sampling_rate=heard.rate,
         num_samples=heard.samples,
         duration=heard.samples / heard.rate,

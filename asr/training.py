@@ -156,11 +156,11 @@ class SystemTrainer:
             self.progress.train_seconds += time.monotonic() - begin
             self._show(bar, writer, loss)
             self._check_health()
-            if self.trainer.steps in self.evaluation_steps:
+            evaluated = self.trainer.steps in self.evaluation_steps
+            if evaluated:
                 self._evaluate(writer)
-                self._save()
-            elif self._may_save():
-                self._save_if_agreed(writer)
+            if evaluated or self._may_save():
+                self._save_if_due(writer, due=evaluated)
             begin = time.monotonic()
         self._account_block(self.trainer.finish())
         self._evaluate(writer)
@@ -322,9 +322,10 @@ class SystemTrainer:
             return self.trainer.at_block_start
         return self.trainer.steps % STEPS_BETWEEN_QUESTIONS == 0
 
-    def _save_if_agreed(self, writer: SummaryWriter | None) -> None:
+    def _save_if_due(self, writer: SummaryWriter | None, due: bool) -> None:
+        """Save if that is ``due``, or the ranks agree to; Stopped if they agree to stop."""
         save, stop = self.clock.agree(asked_to_stop())
-        if save:
+        if save or due:
             self._save()
         if stop:
             if writer is not None:

@@ -180,7 +180,7 @@ def train(trainer: SystemTrainer, steps: int) -> tuple[float, float, int]:
 
 def walk(stream: BatchStream) -> None:
     """Load an epoch."""
-    stream.load_state_dict({"epoch": 0, "step": 0, "workers": 1, "before": []})
+    stream.load_state_dict(stream.state_dict() | {"epoch": 0, "step": 0})
     memory, steps, begin = [resident()], len(stream), time.perf_counter()
     for step, _ in enumerate(stream, start=1):
         if step * 4 // steps > (step - 1) * 4 // steps:
@@ -204,8 +204,8 @@ def measure(index: UtteranceSet, workers: int, batch_seconds: float) -> tuple[fl
     assert (plan.steps != NO_BATCH).sum() == len(plan.starts) - 1  # every batch is somebody's
     begin = time.perf_counter()
     resumed = make_stream(index, workers, batch_seconds)
-    halfway = {"epoch": 2, "step": len(plan) // 4, "workers": 2 * workers, "before": []}
-    resumed.load_state_dict(halfway)
+    halfway = {"epoch": 2, "step": len(plan) // 4, "workers": 2 * workers}
+    resumed.load_state_dict(resumed.state_dict() | halfway)
     resumed.plan(2)
     return planned, 1e6 * each, len(plan), 100 * idle, time.perf_counter() - begin
 

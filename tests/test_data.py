@@ -322,9 +322,8 @@ def test_memory_does_not_grow_over_an_epoch(tmp_path):
 def test_resuming_reads_no_earlier_batches(tmp_path, monkeypatch):
     utterances = make_set(tmp_path)
     resumed = stream(utterances, 0, 1, epochs=50)
-    resumed.load_state_dict(
-        {"epoch": 49, "step": len(resumed) // 50 - 1, "workers": 1, "before": []}
-    )
+    position = {"epoch": 49, "step": len(resumed) // 50 - 1}
+    resumed.load_state_dict(resumed.state_dict() | position)
     reads = []
     load = UtteranceSet.load
     monkeypatch.setattr(UtteranceSet, "load", lambda *args: reads.append(1) or load(*args))
@@ -377,6 +376,29 @@ def test_another_number_of_workers_may_take_over_at_an_epochs_end(tmp_path):
     assert after.done == 1
 
 
+@pytest.mark.parametrize("changed", ["batch_frames", "seed", "corpus_weights", "utterances"])
+def test_with_other_batches_the_epoch_begins_anew(tmp_path, changed, caplog):
+    settings = {"worker": 0, "workers": 1, "epochs": 3, "seed": 3, "batch_frames": 900}
+    source = BatchStream(make_set(tmp_path / "then"), **settings)
+    running = iter(source)
+    for _ in range(len(source) // 3 + 2):
+        next(running)
+    number = 31 if changed == "utterances" else 23
+    others = {"batch_frames": {"batch_frames": 2000}, "seed": {"seed": 4}}
+    others["corpus_weights"] = {"weights": {"test": 2.0}}
+    resumed = BatchStream(
+        make_set(tmp_path / "now", n=number), **settings | others.get(changed, {})
+    )
+    resumed.load_state_dict(json.loads(json.dumps(source.state_dict())))
+    assert f"({changed}" in caplog.text and "epoch 2 begins anew" in caplog.text
+    left = resumed.remaining
+    batches = list(resumed)
+    assert left == len(batches) > 0 and resumed.done == 1
+    names = [name for name, _, _ in unpack(batches)]
+    times = 4 if changed == "corpus_weights" else 2
+    assert sorted(names) == sorted(times * list(utterance_lengths(number)))
+
+
 def two_corpora(root):
     """23 utterances, of which every third is of corpus b."""
     utterances = make_set(root)
@@ -425,6 +447,8 @@ def test_weights_of_one_change_nothing_and_strangers_are_named(tmp_path):
     assert [item[0] for item in plain] == [item[0] for item in weighted]
     with pytest.raises(UserError, match="no corpus 'c' in train; it has a, b"):
         BatchStream(utterances, **settings, weights={"c": 2})
+    with pytest.raises(UserError, match="leave no utterance to train on"):
+        BatchStream(utterances, **settings, weights={"a": 0, "b": 0.01})
 
 
 def test_the_largest_batch_is_that_of_the_most_padded_frames(tmp_path):

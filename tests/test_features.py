@@ -1,3 +1,4 @@
+import contextlib
 import json
 import logging
 import math
@@ -255,6 +256,29 @@ def test_audio_path_that_is_not_beside_the_manifest_stays(tmp_path):
     write_manifests(tmp_path, {"dev": [make_cut("a", RATE, "x", "somewhere/a.flac")]})
     (cut,) = load_cuts(tmp_path / "manifests" / "dev.jsonl.gz")
     assert cut.recording.sources[0].source == "somewhere/a.flac"
+
+
+def test_workers_that_run_in_another_folder_write_where_the_stage_reads(tmp_path, monkeypatch):
+    """As Dask's do; the stage was given a relative folder."""
+
+    @contextlib.contextmanager
+    def elsewhere(jobs, cluster, preload):
+        def mapped(function, tasks):
+            for task in tasks:
+                with contextlib.chdir(tmp_path / "elsewhere"):
+                    result = function(task)
+                yield result
+
+        yield mapped
+
+    (tmp_path / "elsewhere").mkdir()
+    small_corpus(tmp_path / "exp")
+    monkeypatch.setattr(features, "worker_map", elsewhere)
+    monkeypatch.chdir(tmp_path)
+    features.run(workspace(Path("exp")))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (cut, *_) = load_cuts(Path("exp/features/dev.jsonl.gz"))
+    assert cut.load_features().shape[1] == 64
 
 
 def test_second_run_is_skipped_and_more_processes_are_no_change(tmp_path):

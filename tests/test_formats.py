@@ -36,7 +36,7 @@ def heard(path, rules=LENIENT, **where):
     """What the features are computed from."""
     utterance, verdict = judge(path, rules, **where)
     assert verdict.reason is None, verdict
-    return read_audio(audio.Utterance.of(_to_cut(utterance, verdict)), RATE)
+    return read_audio(audio.Utterance.of(_to_cut(utterance, verdict, str(utterance.audio))), RATE)
 
 
 def riff(*chunks, size=None):
@@ -321,7 +321,7 @@ def test_a_lossy_recording_is_decoded_once_for_its_utterances_and_anew_when_it_c
     monkeypatch.setattr(soundfile, "read", lambda *a, **k: decoded.append(1) or read(*a, **k))
     soundfile.write(path, wave(seconds=2), RATE, format="OGG")
     utterance, verdict = judge(path, start=0.2, end=0.9)
-    second = audio.Utterance.of(_to_cut(utterance, verdict))
+    second = audio.Utterance.of(_to_cut(utterance, verdict, str(utterance.audio)))
     first = second._replace(start=0)
     decoded.clear()
     before = [read_audio(each, RATE) for each in (first, second)]
@@ -331,6 +331,7 @@ def test_a_lossy_recording_is_decoded_once_for_its_utterances_and_anew_when_it_c
     soundfile.write(path, 0.5 * wave(seconds=2), RATE, format="OGG")
     assert not np.array_equal(read_audio(first, RATE), before[0])
     assert len(decoded) == 2
+    assert len(audio._last_decoded) == 1
 
 
 def test_segments_of_what_cannot_seek(tmp_path):
@@ -339,7 +340,7 @@ def test_segments_of_what_cannot_seek(tmp_path):
     found = heard(tmp_path / "a.wav", Rules(8000, 0.1, 30.0), start=0.5, end=1.0)
     assert len(found) == 8000  # at 16 kHz
     utterance, verdict = judge(tmp_path / "a.wav", Rules(8000, 0.1, 30.0), start=0.5, end=1.0)
-    own = read_audio(audio.Utterance.of(_to_cut(utterance, verdict)), 8000)
+    own = read_audio(audio.Utterance.of(_to_cut(utterance, verdict, str(utterance.audio))), 8000)
     np.testing.assert_allclose(own, whole[4000:8000], atol=1e-6)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asr.errors import UserError
+from asr.errors import Stopped, UserError
 from asr.schedule import ScheduleConfig
 from asr.train import check_tiers
 from asr.train_config import InnerConfig, OptimizerConfig, OuterConfig, TrainConfig
@@ -150,3 +150,15 @@ def test_a_batch_that_does_not_fit_into_memory_is_named_with_the_remedy():
     trainer, _ = trainer_of_one_batch(loss)
     with pytest.raises(UserError, match=r"\(4, 300, 64\).*3 GiB; lower batch_frames, now 1200"):
         trainer._try_largest_batch()
+
+
+def test_ranks_that_agree_to_stop_where_a_checkpoint_is_due_write_it_once():
+    trainer, _ = trainer_of_one_batch(lambda weight: None)
+    saved = []
+    trainer._save = lambda: saved.append(1)
+    trainer.clock = SimpleNamespace(agree=lambda stop: (True, True))
+    trainer.topology = SimpleNamespace(world=SimpleNamespace(barrier=lambda: None))
+    trainer.trainer, trainer.steps = SimpleNamespace(steps=7), 9
+    with pytest.raises(Stopped, match="step 7 of 9"):
+        trainer._save_if_due(None, due=True)
+    assert len(saved) == 1
