@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ from asr.feature_storage import Extent, feature_rows, located, read_features
 from asr.files import read_json
 
 STATISTICS = "statistics.json"  # of train, in stage 2's folder
+MIXED = -1
 
 
 class FeatureSource(Protocol):
@@ -48,7 +49,7 @@ def open_features(manifest: Path, ids: Sequence[str]) -> FeatureSource:
             "stage, then the tokens stage"
         )
     if kinds == {ComputedFeaturesReader.name}:
-        return source_of({"keys": np.array([key.encode() for key in keys])}, manifest.parent)
+        return source_of(_audio_arrays(map(AudioPlace.parse, keys)), manifest.parent)
     names = sorted(set(storages))
     numbers = {name: number for number, name in enumerate(names)}
     extents = np.array([Extent.parse(key) for key in keys], dtype=np.int64)
@@ -62,7 +63,33 @@ def open_features(manifest: Path, ids: Sequence[str]) -> FeatureSource:
 
 def source_of(arrays: dict[str, np.ndarray], folder: Path) -> FeatureSource:
     """The source that has these ``arrays``, in stage 2's ``folder``."""
-    return ComputedFeatures(folder, arrays) if "keys" in arrays else StoredFeatures(folder, arrays)
+    return ComputedFeatures(folder, arrays) if "audio" in arrays else StoredFeatures(folder, arrays)
+
+
+def _audio_arrays(places: Iterable["AudioPlace"]) -> dict[str, np.ndarray]:
+    """Numbers, and texts one after the other: 700,000 of them are a few arrays."""
+    audio, names, paths, speed = [], bytearray(), bytearray(), 1.0
+    numbers: dict[bytes, int] = {}
+    name_ends, path_ends = [0], [0]
+    for place in places:
+        speed, utterance = place.speed, place.utterance
+        path = str(utterance.path).encode()
+        if path not in numbers:
+            numbers[path] = len(numbers)
+            paths += path
+            path_ends.append(len(paths))
+        channel = MIXED if utterance.channel is None else utterance.channel
+        audio.append((place.frames, numbers[path], channel, *utterance[3:]))
+        names += utterance.id.encode()
+        name_ends.append(len(names))
+    return {
+        "audio": np.array(audio, dtype=np.int64).reshape(len(audio), 7),
+        "speed": np.array(speed),
+        "names": np.frombuffer(bytes(names), np.uint8),
+        "name_ends": np.array(name_ends),
+        "paths": np.frombuffer(bytes(paths), np.uint8),
+        "path_ends": np.array(path_ends),
+    }
 
 
 class StoredFeatures:
@@ -101,19 +128,33 @@ class AudioPlace(NamedTuple):
 
 
 class ComputedFeatures:
-    """Features of audio at ``keys`` (n,) of ``AudioPlace``, by the configuration in ``folder``'s
-    statistics. Audio paths may be relative to ``folder``.
+    """Features computed from audio, by the configuration in ``folder``'s statistics.
+
+    ``audio`` (n, 7): frames, number of the path, channel (MIXED: the mean of all), start, samples,
+    samples of the recording, its rate; ``speed``; names and paths as bytes with their ``_ends``.
+    Paths may be relative to ``folder``.
     """
 
     def __init__(self, folder: Path, arrays: dict[str, np.ndarray]) -> None:
         self.arrays, self._folder = arrays, folder
         self._config = _configuration(folder / STATISTICS)
-        keys = arrays["keys"].tolist()
-        self.frames = np.array([AudioPlace.parse(key).frames for key in keys], dtype=np.int64)
+        self.frames = arrays["audio"][:, 0].copy()
 
     def load(self, index: int) -> np.ndarray:
         """Compute them."""
-        return _computed(AudioPlace.parse(self.arrays["keys"][index]), self._folder, self._config)
+        frames, path, channel, *samples = self.arrays["audio"][index].tolist()
+        utterance = Utterance(
+            self._text("name", index),
+            Path(self._text("path", path)),
+            None if channel == MIXED else channel,
+            *samples,
+        )
+        place = AudioPlace(frames, self.arrays["speed"].item(), utterance)
+        return _computed(place, self._folder, self._config)
+
+    def _text(self, kind: str, index: int) -> str:
+        ends = self.arrays[f"{kind}_ends"]
+        return self.arrays[f"{kind}s"][ends[index] : ends[index + 1]].tobytes().decode()
 
 
 @register_reader

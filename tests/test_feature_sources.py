@@ -1,14 +1,17 @@
 """Features stored or computed when asked for: the same numbers."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from speech_helpers import SPLITS, small_corpus, workspace
 
 from asr import features, tokens
+from asr.audio import Utterance
 from asr.data import UtteranceSet
 from asr.errors import UserError
+from asr.feature_sources import AudioPlace, _audio_arrays, source_of
 from asr.feature_storage import load_cuts
 
 SPEEDS = "speeds=[0.9, 1.0, 1.1]"
@@ -82,3 +85,18 @@ def test_half_of_the_bytes_are_off_by_less_than_a_hundredth(tmp_path):
     assert sizes[0] == 2 * sizes[1] > 0
     with pytest.raises(UserError, match="dtype=float16 is for stored features"):
         features.run(workspace(tmp_path / "half", "dtype=float16", "store=false"))
+
+
+def test_what_audio_features_are_computed_from_is_kept_as_arrays(tmp_path, monkeypatch):
+    small_corpus(tmp_path)
+    features.run(workspace(tmp_path, "store=false"))
+    wanted = [
+        AudioPlace(12, 0.9, Utterance("é/1", Path("a b.ogg"), None, 5, 1920, 9000, 16000)),
+        AudioPlace(7, 0.9, Utterance("u2", Path("a b.ogg"), 1, 2000, 1120, 9000, 16000)),
+        AudioPlace(3, 0.9, Utterance("u3", Path("日本.flac"), 0, 0, 480, 480, 8000)),
+    ]
+    source = source_of(_audio_arrays(wanted), tmp_path / "features")
+    assert source.frames.tolist() == [12, 7, 3]
+    monkeypatch.setattr("asr.feature_sources._computed", lambda place, *rest: place)
+    assert [source.load(index) for index in range(3)] == wanted
+    assert len(source.arrays["path_ends"]) == 3  # two recordings
