@@ -167,6 +167,13 @@ def test_commands_are_run_once_and_their_output_is_the_corpus(tmp_path, capsys):
     assert len(list((tmp_path / "new/train/audio").iterdir())) == 1  # and nothing half-written
 
 
+@pytest.mark.parametrize("jobs", ["0", "-1"])
+def test_commands_need_a_job(tmp_path, capsys, jobs):
+    lines(tmp_path / "old/train/wav.scp", "one echo x |")
+    assert commands.main([str(tmp_path / "old"), str(tmp_path / "new"), "--jobs", jobs]) == 1
+    assert f"error: jobs={jobs}; it must be 1 or more" in capsys.readouterr().err
+
+
 def test_a_command_that_prints_nothing_and_a_folder_without_lists_are_errors(tmp_path):
     lines(tmp_path / "old/train/wav.scp", "one true |")
     with pytest.raises(UserError, match=r"wav.scp:1: 'true' printed nothing: nor an error"):

@@ -28,8 +28,10 @@ def run_all(source: Path, target: Path, jobs: int | None = None) -> None:
 
     ``jobs`` commands run at a time (None: one a core), by bash, where this process is. What is
     there from an earlier run of the same command is kept. UserError, with the line and what the
-    command said, for one that fails or prints nothing.
+    command said, for one that fails or prints nothing; and for ``jobs`` below 1.
     """
+    if jobs is not None and jobs < 1:
+        raise UserError(f"jobs={jobs}; it must be 1 or more; without it, one a core")
     folders = sorted(path.parent for path in source.glob("*/wav.scp"))
     if not folders:
         raise UserError(f"{source}: has no data directories, i.e. folders with a wav.scp")
