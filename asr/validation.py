@@ -278,12 +278,12 @@ def _judge(
     stretch: Stretch,
     rules: Rules,
 ) -> Verdict:
+    if utterance.excluded is not None:
+        seconds = _seconds_of_excluded(utterance, recording, stretch, rules)
+        return _reject(utterance, Fault("excluded", utterance.excluded, seconds))
     samples, file = 0, str(utterance.audio)
     try:
         samples = _samples_of(utterance, recording, stretch, rules)
-        if utterance.excluded is not None:
-            file = utterance.source
-            raise Fault("excluded", utterance.excluded)
         _check_samples(samples, samples / recording.rate, stretch.peak, rules)
         file = utterance.source
         text = _usable_text(utterance.text, may_be_empty)
@@ -298,6 +298,16 @@ def _judge(
         recording=recording,
         seconds=samples / recording.rate,
     )
+
+
+def _seconds_of_excluded(
+    utterance: Utterance, recording: Recording, stretch: Stretch, rules: Rules
+) -> float | None:
+    """None for a stretch that the audio does not have: what is not used may be past its end."""
+    try:
+        return _samples_of(utterance, recording, stretch, rules) / recording.rate
+    except Fault:
+        return None
 
 
 def _samples_of(utterance: Utterance, recording: Recording, stretch: Stretch, rules: Rules) -> int:

@@ -166,6 +166,15 @@ def test_segments_of_a_recording_are_cut_to_the_sample(tmp_path):
         assert judge(tmp_path / "a.flac", LENIENT, start=start, end=end)[1].reason == reason
 
 
+def test_what_the_corpus_excludes_is_no_fault_wherever_it_ends(tmp_path):
+    soundfile.write(tmp_path / "a.flac", wave(seconds=2), RATE)
+    for start, end, seconds in ((1.5, 2.0, 0.5), (1.5, 9.0, None), (5.0, None, None)):
+        where = {"start": start, "end": end, "excluded": "a gap"}
+        verdict = judge(tmp_path / "a.flac", STRICT, **where)[1]
+        assert (verdict.reason, verdict.detail, verdict.file) == ("excluded", "a gap", "text:1")
+        assert verdict.seconds == seconds
+
+
 def test_a_recording_is_decoded_once_for_all_its_utterances(tmp_path, monkeypatch):
     samples = wave(seconds=2)
     samples[16000:24000] = 0
