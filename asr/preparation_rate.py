@@ -42,6 +42,10 @@ def measure_made(
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         files = _make(Path(folder), kind, rules.sample_rate)
         seconds = MADE_FILES * MADE_SECONDS
+        # What the recipe asks of its own audio says nothing of how fast it is decoded.
+        rules = dataclasses.replace(
+            rules, min_seconds=0.1, max_seconds=5 * MADE_SECONDS, channel=None
+        )
         sample = f"{seconds:.0f} s of noise made as {kind}, {rules.sample_rate} Hz, on one core"
         return _measure(files, sample, rules, fbank, speeds)
 

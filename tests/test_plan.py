@@ -1,5 +1,6 @@
 """A plan against the run that it foretold, and what it says before anything has run."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -167,6 +168,14 @@ def test_the_rate_is_measured_on_audio_that_passes(kind):
     rate = measure_made(kind, RULES, LogMelFbankConfig(), [0.9, 1.0])
     assert rate.validation > 1 and min(rate.features.values()) > 1
     assert set(rate.features) == {"0.9", "1"} and f"made as {kind}" in rate.sample
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_seconds": 10.0}, {"min_seconds": 12.5}, {"channel": 1}, {"channel": "mix"}]
+)
+def test_the_rate_is_measured_whatever_the_recipe_asks_of_its_audio(change):
+    rules = dataclasses.replace(RULES, **change)
+    assert measure_made("flac", rules, LogMelFbankConfig(), [1.0]).validation > 1
 
 
 def test_the_rate_on_a_folder_of_audio(tmp_path):
