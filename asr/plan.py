@@ -193,7 +193,22 @@ def _train_parts(workspace: Workspace, config: PlanConfig) -> list[PartConfig]:
             f"{workspace.recipe}/conf/plan.yaml names no part of train, and stage 1 has not run in "
             f"{workspace.root}: say there what the corpus has, or run stages 0 to 3 first"
         )
+    _check_means(workspace, parts)
     return parts
+
+
+def _check_means(workspace: Workspace, parts: Sequence[PartConfig]) -> None:
+    """UserError for utterances that stage 1 would reject at their mean length."""
+    manifests = workspace.config(ManifestConfig, "manifests")
+    shortest, longest = manifests.min_seconds, manifests.max_seconds
+    for part in parts:
+        mean = 3600 * part.hours / part.utterances
+        if not shortest <= mean <= longest:
+            raise UserError(
+                f"{workspace.recipe}/conf/plan.yaml: part {part.name}: {part.hours:g} hours in "
+                f"{part.utterances} utterances are {mean:g} s each, which is not within "
+                f"min_seconds={shortest:g} and max_seconds={longest:g}: mend hours or utterances"
+            )
 
 
 def _tokens_a_second(tokens: TokensConfig) -> float:

@@ -146,6 +146,12 @@ def test_what_cannot_be_planned_is_said(recipe, prepared, tmp_path):
     (folder / "conf/systems/long.yaml").write_text("title: x\nbatch_frames: 100\n")
     with pytest.raises(UserError, match="system long: utterance u\\d\\d has .* more than a batch"):
         run(Workspace(folder, prepared), ["long"], None, None)
+    for hours, utterances, mean in ((1000, 5, "720000 s"), (1, 1_000_000, "0.0036 s")):
+        part = f"{{name: talks, hours: {hours}, utterances: {utterances}, archive_bytes: 0, "
+        text = f"parts: [{part} audio_bytes: 0}}]\n"
+        (folder / "conf/plan.yaml").write_text(text)
+        with pytest.raises(UserError, match=f"plan.yaml: part talks: .* {mean} each, which is no"):
+            run(Workspace(folder, tmp_path / "none"), ["single"], None, None)
     with pytest.raises(ValueError, match="link_gigabits=0"):
         PlanConfig(link_gigabits=0)
 
