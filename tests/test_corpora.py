@@ -9,6 +9,7 @@ import soundfile
 from asr import manifests
 from asr.__main__ import main
 from asr.corpora import an4, commands, data_dir
+from asr.corpora.trees import SPLITS
 from asr.errors import UserError
 from asr.feature_storage import load_cuts
 from asr.files import read_json, read_jsonl
@@ -50,8 +51,8 @@ def make_an4(root, speakers=14):
 
 def test_an4_is_read_and_a_twelfth_of_its_speakers_is_dev(tmp_path):
     make_an4(tmp_path)
-    found = {split: list(an4.utterances(tmp_path, split)) for split in an4.SPLITS}
-    assert [len(found[split]) for split in an4.SPLITS] == [26, 2, 2]
+    found = {split: list(an4.utterances(tmp_path, split)) for split in SPLITS}
+    assert [len(found[split]) for split in SPLITS] == [26, 2, 2]
     assert {u.speaker for u in found["dev"]} == {"m05x"}
     assert all(u.text == "RUBOUT G M E" and u.audio.exists() for us in found.values() for u in us)
     assert found["test"][0].source.endswith("etc/an4_test.transcription:1")

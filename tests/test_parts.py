@@ -1,5 +1,6 @@
 """Recipes of several corpora, through the stages, on trees of a few utterances."""
 
+import gzip
 import json
 import tarfile
 from pathlib import Path
@@ -159,6 +160,18 @@ def test_a_change_in_any_part_is_noticed_and_contents_on_request(english):
     assert english.counts("corpus")["audio_files"]["train"] == 7
 
 
+def test_a_part_without_utterances_in_its_split_is_named(english, capsys):
+    words = [f"mirror={english.root / 'mirror'}", "parts.voxpopuli.splits.dev=[dev]"]
+    table = english.root / "voxpopuli/transcribed_data/en/asr_en.tsv.gz"
+    rows = [
+        line for line in gzip.decompress(table.read_bytes()).splitlines() if b"|dev|" not in line
+    ]
+    table.write_bytes(gzip.compress(b"\n".join(rows)))
+    assert english.verb("corpus", *words) == 0
+    assert english.verb("manifests") == 1
+    assert "part 'voxpopuli': its split 'dev' has no utterances" in capsys.readouterr().err
+
+
 def test_a_missing_part_is_named_with_the_remedy(english, capsys):
     words = (f"mirror={english.root / 'mirror'}", "parts.voxpopuli.corpus_dir=/nowhere")
     assert english.verb("corpus", *words) == 1
@@ -298,9 +311,12 @@ def test_what_is_wrong_in_a_part_is_listed_with_its_reason(tmp_path):
         tmp_path / "voxpopuli", vox_row("en_7", "2015-x", "train", 0, 1), "too|few", HEADER
     )
     talk = "AnnTrain_2010"
-    with open(tmp_path / f"tedlium/legacy/train/stm/{talk}.stm", "a") as file:
+    path = tmp_path / f"tedlium/legacy/train/stm/{talk}.stm"
+    with open(path, "a", errors="surrogateescape") as file:
         for start, end, text in ((1.5, 2.3, "past"), (1.9, 1.5, "back"), (0, 1, "the <unk> sat")):
             file.write(f"{talk} 1 {talk} {start} {end} <o,f0,female> {text}\n")
+        file.write(f"{talk} 1 {talk} 0 1 a line without its label\n")
+        file.write(f"{talk} 1 {talk} 0 1 <o,f0,female> caf\udce9\n")
     common = ["--recipe", str(RECIPES / "english2k"), "--dir", str(tmp_path / "exp")]
     assert main(["corpus", *common, f"corpus_dir={tmp_path}"]) == 0
     assert main(["manifests", *common, "jobs=1", "max_rejected=0.5"]) == 0
@@ -310,6 +326,9 @@ def test_what_is_wrong_in_a_part_is_listed_with_its_reason(tmp_path):
         f"{talk}-00005": "past-end",
         f"{talk}-00006": "too-short",
         f"{talk}-00007": "unsafe-text",
+        f"{talk}-00009": "unsafe-text",
+        f"{talk}-line-8": "missing-audio",
         "2015-x-en_7": "missing-audio",
         "voxpopuli-line-6": "missing-audio",
+        "voxpopuli-line-7": "missing-audio",  # a second header
     }

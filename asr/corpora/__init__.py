@@ -198,11 +198,24 @@ class Part:
     splits: dict[str, list[str]]
 
     def utterances(self, split: str) -> Iterator[Utterance]:
-        """Its share of the recipe's split, sorted bytewise by id."""
-        for utterance in _merge(
-            _adapter(self.source).utterances(self.root, own) for own in self.splits.get(split, [])
-        ):
+        """Its share of the recipe's split, sorted bytewise by id.
+
+        UserError, with the part and its split, if there is nothing in one of its own splits.
+        """
+        for utterance in _merge(self._own(own) for own in self.splits.get(split, [])):
             yield replace(utterance, corpus=self.name)
+
+    def _own(self, split: str) -> Iterator[Utterance]:
+        """One of its own splits."""
+        found = False
+        for utterance in _adapter(self.source).utterances(self.root, split):
+            found = True
+            yield utterance
+        if not found:
+            raise UserError(
+                f"part {self.name!r}: its split {split!r} has no utterances; look into "
+                f"{self.root}, or mend the part's splits in conf/corpus.yaml"
+            )
 
     def files(self, split: str) -> list[str]:
         """Files of its share of the recipe's split, relative to ``root`` if they lie in it."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from asr.corpora import Utterance
+from asr.corpora.trees import check_split
 from asr.errors import UserError
 from asr.files import read_lines
 
-SPLITS = ("train", "dev", "test")
 DEV_SPEAKER = 12, 5  # one in twelve, beginning with the sixth
 TRANSCRIPT = re.compile(r"(?:<s>)?\s*(.*?)\s*(?:</s>)?\s*\(([A-Za-z0-9_-]+)\)\s*")
 
@@ -26,8 +26,7 @@ def files(root: Path, split: str) -> list[str]:
 
 def utterances(root: Path, split: str) -> Iterator[Utterance]:
     """The split's utterances, sorted bytewise by id; UserError for lists that cannot be read."""
-    if split not in SPLITS:
-        raise UserError(f"AN4 has no split {split!r}; it has {', '.join(SPLITS)} (see splits)")
+    check_split("AN4", split)
     found = _listed(root, "test" if split == "test" else "train")
     if split != "test":
         speakers = sorted({utterance.speaker for utterance in found})

@@ -14,18 +14,25 @@ from pathlib import Path
 
 from asr.corpora import Utterance
 from asr.corpora.conversations import CHANNELS, SUFFIXES, split_of, spoken
-from asr.corpora.trees import find_all, relative_names
+from asr.corpora.trees import (
+    SECONDS,
+    check_split,
+    find_all,
+    odd_line,
+    relative_names,
+    transcript_lines,
+)
 from asr.errors import UserError
-from asr.files import read_lines
 
 KINDS = {
     "recording": re.compile(rf"(fe_03_\d{{5}})(?:{SUFFIXES})", re.IGNORECASE),
     "transcript": re.compile(r"(fe_03_\d{5})\.txt", re.IGNORECASE),
     "table": re.compile(r"(fe_03_p[12]_calldata)\.tbl", re.IGNORECASE),
 }
-LINE = re.compile(r"(\d+(?:\.\d*)?)\s+(\d+(?:\.\d*)?)\s+([AB]):(.*)", re.ASCII)
+LINE = re.compile(rf"({SECONDS})\s+({SECONDS})\s+([AB]):(.*)", re.ASCII)
 EVERY = 400  # of 11,699 calls: 29 each, 5 hours
 CALL, SPEAKERS = "CALL_ID", {"A": "APIN", "B": "BPIN"}
+CALL_NUMBER = re.compile(r"\s*(\d{1,5})\s*", re.ASCII)
 
 
 def files(root: Path, split: str) -> list[str]:
@@ -37,7 +44,8 @@ def files(root: Path, split: str) -> list[str]:
 def utterances(root: Path, split: str) -> Iterator[Utterance]:
     """The split's utterances, sorted bytewise by id, which is ``<call>-<side>-<line>``.
 
-    UserError for a folder without transcripts, and for a line, named, that cannot be read.
+    A line that cannot be read becomes one that validation rejects by name. UserError for a folder
+    without transcripts, a table that cannot be read, and a split that Fisher does not have.
     """
     found = _find(root, split)
     recordings, speakers = found["recording"], _speakers(found["table"].values())
@@ -55,6 +63,7 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
 
 
 def _find(root: Path, split: str) -> dict[str, dict[str, Path]]:
+    check_split("Fisher", split)
     found = find_all(root, KINDS)
     if not found["transcript"]:
         raise UserError(f"{root}: has no transcripts fe_03_*.txt (LDC2004T19 and LDC2005T19)")
@@ -70,12 +79,13 @@ def _find(root: Path, split: str) -> dict[str, dict[str, Path]]:
 def _of_call(
     call: str, path: Path, recording: Path, speakers: dict[str, str]
 ) -> Iterator[Utterance]:
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(transcript_lines(path), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         match = LINE.fullmatch(line.strip())
         if match is None:
-            raise UserError(f"{path}:{number}: {line[:80]!r} is not '<start> <end> A: <words>'")
+            yield odd_line(call, f"{path}:{number}", "not '<start> <end> A: <words>'")
+            continue
         start, end, side, text = match.groups()
         words, excluded = spoken(text)
         yield Utterance(
@@ -92,15 +102,30 @@ def _of_call(
 
 
 def _speakers(tables: Iterable[Path]) -> dict[str, dict[str, str]]:
-    """Speakers' numbers by call and side."""
+    """Speakers' numbers by call and side; without those that the tables leave empty."""
     found = {}
     for path in tables:
-        for number, row in enumerate(csv.DictReader(read_lines(path)), start=2):
-            numbers = {side: row.get(column) for side, column in SPEAKERS.items()}
-            if not row.get(CALL) or not all(numbers.values()):
+        for place, row in _rows(path):
+            number = CALL_NUMBER.fullmatch(row[CALL] or "")
+            if number is None:
                 raise UserError(
-                    f"{path}:{number}: lacks one of {CALL}, {', '.join(SPEAKERS.values())}"
+                    f"{place}: {CALL} {(row[CALL] or '')[:80]!r} is not a call's number"
                 )
-            call = f"fe_03_{int(row[CALL]):05}"
-            found[call] = {side: f"fisher-{speaker}" for side, speaker in numbers.items()}
+            pins = {side: (row[column] or "").strip() for side, column in SPEAKERS.items()}
+            found[f"fe_03_{int(number[1]):05}"] = {
+                side: f"fisher-{pin}" for side, pin in pins.items() if pin and pin.isprintable()
+            }
     return found
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Place and fields of each row of a table; UserError for what is not CSV or lacks a column."""
+    reader = csv.DictReader(transcript_lines(path), strict=True)
+    columns = [CALL, *SPEAKERS.values()]
+    try:
+        if not set(columns) <= set(reader.fieldnames or []):
+            raise UserError(f"{path}:1: lacks one of the columns {', '.join(columns)}")
+        for row in reader:
+            yield f"{path}:{reader.reader.line_num}", row
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.reader.line_num}: not a row of CSV: {error}") from None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asr.corpora import Utterance, split_folder
-from asr.corpora.trees import audio_by_stem
+from asr.corpora.trees import audio_by_stem, transcript_lines
 from asr.errors import UserError
 
 
@@ -73,9 +73,7 @@ def _read_folder(folder: Path, names: list[str], top: Path) -> list[Utterance]:
 
 def _read_transcript(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield (line number, id, text); bytes that are not UTF-8 stay in the text as surrogates."""
-    content = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
-    # Not splitlines(): it also splits at control characters that stand inside a text.
-    for number, line in enumerate(content.split("\n"), start=1):
+    for number, line in enumerate(transcript_lines(path), start=1):
         words = line.split(maxsplit=1)  # at any white space: NBSP, U+3000, CR too
         if not words:
             continue

@@ -12,15 +12,21 @@ from pathlib import Path
 
 from asr.corpora import Utterance
 from asr.corpora.conversations import CHANNELS, SUFFIXES, split_of, spoken
-from asr.corpora.trees import find_all, relative_names
+from asr.corpora.trees import (
+    SECONDS,
+    check_split,
+    find_all,
+    odd_line,
+    relative_names,
+    transcript_lines,
+)
 from asr.errors import UserError
-from asr.files import read_lines
 
 KINDS = {
     "recording": re.compile(rf"sw0?(\d{{4}})(?:{SUFFIXES})", re.IGNORECASE),
     "transcript": re.compile(r"sw(\d{4}[AB])-ms98-a-trans\.text", re.IGNORECASE),
 }
-LINE = re.compile(r"(\S+)\s+(\d+(?:\.\d*)?)\s+(\d+(?:\.\d*)?)(?:\s+(.*))?", re.ASCII)
+LINE = re.compile(rf"(\S+)\s+({SECONDS})\s+({SECONDS})(?:\s+(.*))?", re.ASCII)
 EVERY = 100  # of 2,438 conversations: 24 each, 3 hours
 
 
@@ -33,7 +39,8 @@ def files(root: Path, split: str) -> list[str]:
 def utterances(root: Path, split: str) -> Iterator[Utterance]:
     """The split's utterances, sorted bytewise by id, as the transcripts give it.
 
-    UserError for a folder without transcripts, and for a line, named, that cannot be read.
+    A line that cannot be read becomes one that validation rejects by name. UserError for a folder
+    without transcripts, and a split that Switchboard does not have.
     """
     found = _find(root, split)
     recordings, utterances, transcribed = found["recording"], [], set()
@@ -50,6 +57,7 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
 
 
 def _find(root: Path, split: str) -> dict[str, dict[str, Path]]:
+    check_split("Switchboard", split)
     found = find_all(root, KINDS)
     if not found["transcript"]:
         raise UserError(
@@ -65,12 +73,14 @@ def _find(root: Path, split: str) -> dict[str, dict[str, Path]]:
 
 def _of_side(path: Path, recording: Path, conversation: str, side: str) -> list[Utterance]:
     found = []
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(transcript_lines(path), start=1):
         if not line.strip():
             continue
-        match = LINE.fullmatch(line.strip())
-        if match is None:
-            raise UserError(f"{path}:{number}: {line[:80]!r} is not '<id> <start> <end> <words>'")
+        place, match = f"{path}:{number}", LINE.fullmatch(line.strip())
+        if match is None or not match[1].isprintable():
+            name = f"sw{conversation}{side}"
+            found.append(odd_line(name, place, "not '<id> <start> <end> <words>'"))
+            continue
         words, excluded = spoken(match[4] or "")
         found.append(
             Utterance(
@@ -78,7 +88,7 @@ def _of_side(path: Path, recording: Path, conversation: str, side: str) -> list[
                 audio=recording,
                 text=words,
                 speaker=f"sw{conversation}-{side}",
-                source=f"{path}:{number}",
+                source=place,
                 start=float(match[2]),
                 end=float(match[3]),
                 channel=CHANNELS[side],

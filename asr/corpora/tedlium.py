@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asr.corpora import Utterance, split_folder
-from asr.corpora.trees import audio_by_stem, relative_names
+from asr.corpora.trees import SECONDS, audio_by_stem, odd_line, relative_names, transcript_lines
 from asr.errors import UserError
-from asr.files import read_lines
 
 LINE = re.compile(
-    r"(?P<talk>[\w.-]+)\s+\S+\s+(?P<speaker>\S+)\s+(?P<start>\d+(\.\d*)?)\s+(?P<end>\d+(\.\d*)?)"
+    rf"(?P<talk>[\w.-]+)\s+\S+\s+(?P<speaker>\S+)\s+(?P<start>{SECONDS})\s+(?P<end>{SECONDS})"
     r"\s+<[^<>]*>(\s+(?P<text>.*))?",
     re.ASCII,
 )
@@ -37,15 +36,16 @@ def files(root: Path, split: str) -> list[str]:
 def utterances(root: Path, split: str) -> Iterator[Utterance]:
     """The split's utterances, sorted bytewise by id, which is ``<talk>-<line>``.
 
-    UserError, with the line, for what is not STM. Stretches that are not to be scored are excluded.
+    A line that is not STM becomes one that validation rejects by name. Stretches that are not to be
+    scored are excluded.
     """
     folder = split_folder(root, split)
     recordings = _recordings(folder)
     found = []
     for path in _transcripts(folder):
-        for number, line in enumerate(read_lines(path), start=1):
+        for number, line in enumerate(transcript_lines(path), start=1):
             if line.strip() and not line.startswith(";;"):
-                found.append(_utterance(line.strip(), f"{path}:{number}", number, recordings))
+                found.append(_utterance(line.strip(), path, number, recordings))
     talks = {utterance.audio for utterance in found}
     for talk, path in recordings.items():
         if path not in talks:  # for validation to reject by name
@@ -53,18 +53,16 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
     yield from sorted(found, key=lambda utterance: (utterance.id.encode(), utterance.source))
 
 
-def _utterance(line: str, place: str, number: int, recordings: dict[str, Path]) -> Utterance:
-    match = LINE.fullmatch(line)
-    if match is None:
-        raise UserError(
-            f"{place}: {line[:80]!r} is not '<talk> <channel> <speaker> <start> <end> <label> "
-            "<words>'"
-        )
+def _utterance(line: str, path: Path, number: int, recordings: dict[str, Path]) -> Utterance:
+    place, match = f"{path}:{number}", LINE.fullmatch(line)
+    if match is None or not match["speaker"].isprintable():
+        form = "<talk> <channel> <speaker> <start> <end> <label> <words>"
+        return odd_line(path.stem, place, f"not '{form}'")
     talk, text = match["talk"], match["text"] or ""
     ignored = text.strip().lower() == NOT_SCORED
     return Utterance(
         id=f"{talk}-{number:05}",
-        audio=recordings.get(talk, Path(place).parent.parent / "sph" / f"{talk}.sph"),
+        audio=recordings.get(talk, path.parent.parent / "sph" / f"{talk}.sph"),
         text=IN_PARENTHESES.sub("", text).translate(BRACES),
         speaker=match["speaker"],
         source=place,

@@ -1,12 +1,17 @@
-"""Finding a corpus' files in its folders."""
+"""Finding a corpus' files in its folders, and reading its transcripts' lines."""
 
+import gzip
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.corpora import AUDIO_SUFFIXES
+from asr.corpora import AUDIO_SUFFIXES, Utterance
 from asr.errors import UserError
+
+SPLITS = ("train", "dev", "test")  # of a corpus whose layout has no names of its own for them
+SECONDS = r"\d{1,7}(?:\.\d*)?"  # pattern of a time that a transcript may give
 
 
 def audio_by_stem(folder: Path, names: Sequence[str]) -> dict[str, str]:
@@ -58,3 +63,35 @@ def find_all(root: Path, kinds: dict[str, re.Pattern[str]]) -> dict[str, dict[st
 def relative_names(root: Path, paths: Sequence[Path]) -> list[str]:
     """Their names from ``root`` on, in which they lie."""
     return [path.relative_to(root).as_posix() for path in paths]
+
+
+def check_split(corpus: str, split: str) -> None:
+    """UserError if ``split`` is none of ``SPLITS``, which is all that ``corpus`` has."""
+    if split not in SPLITS:
+        raise UserError(f"{corpus} has no split {split!r}; it has {', '.join(SPLITS)} (see splits)")
+
+
+def transcript_lines(path: Path) -> list[str]:
+    """Lines of a transcript, which may be gzipped (``.gz``), split at \\n alone.
+
+    Bytes that are not UTF-8 stay in them as surrogates, so that validation rejects their lines and
+    no others. UserError for a file that cannot be read.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({error}); copy or download it again") from None
+    # Not splitlines(): it also splits at control characters that stand inside a text.
+    return content.decode("utf-8-sig", errors="surrogateescape").split("\n")
+
+
+def odd_line(name: str, place: str, fault: str) -> Utterance:
+    """What stands for a line that cannot be read, for validation to reject by name.
+
+    ``place`` is the line's ``file:line``, ``name`` makes its number an id, and ``fault`` says what
+    is wrong with it.
+    """
+    identifier = f"{'_'.join(name.split())}-line-{place.rpartition(':')[2]}"
+    return Utterance(identifier, Path(f"{place} ({fault})"), None, "nobody", place)

@@ -6,23 +6,28 @@ spoken. Both lie in the corpus' folder, or where VoxPopuli's own scripts leave t
 ``transcribed_data/en`` and ``raw_audios``. Nothing is cut: an utterance is a start and an end.
 """
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from asr.corpora import Utterance
-from asr.corpora.trees import audio_by_stem, relative_names
+from asr.corpora.trees import (
+    SECONDS,
+    SPLITS,
+    audio_by_stem,
+    check_split,
+    odd_line,
+    relative_names,
+    transcript_lines,
+)
 from asr.errors import UserError
-from asr.files import read_lines
 
-SPLITS = ("train", "dev", "test")
 TABLES = ("asr_en.tsv.gz", "asr_en.tsv")
 COLUMNS = ("session_id", "id_", "speaker_id", "split", "start_time", "end_time", "normed_text")
 SESSION = re.compile(r"[0-9]{4}[\w-]*", re.ASCII)
-SECONDS = re.compile(r"\d+(\.\d*)?", re.ASCII)
-NOBODY = frozenset({"", "None", "nan"})
+TIME = re.compile(SECONDS, re.ASCII)
+NOTHING = frozenset({"", "None", "nan"})
 
 
 def files(root: Path, split: str) -> list[str]:
@@ -34,11 +39,10 @@ def files(root: Path, split: str) -> list[str]:
 def utterances(root: Path, split: str) -> Iterator[Utterance]:
     """The split's utterances, sorted bytewise by id, ``<session>-<id>`` as in VoxPopuli's scripts.
 
-    A line that has too few or too many fields is one of train's, for validation to reject by name.
-    UserError for a missing table, or one without the columns that are needed.
+    A line that cannot be read, or is of no split, is one of train's, for validation to reject by
+    name. UserError for a missing table, or one without the columns that are needed.
     """
-    if split not in SPLITS:
-        raise UserError(f"VoxPopuli has no split {split!r}; it has {', '.join(SPLITS)}")
+    check_split("VoxPopuli", split)
     table = _table(root)
     recordings = _Recordings(root)
     found = [_utterance(row, place, recordings) for place, row in _rows(table, split)]
@@ -76,8 +80,11 @@ def _table(root: Path) -> Path:
 
 
 def _rows(table: Path, split: str) -> Iterator[tuple[str, dict[str, str] | None]]:
-    """Place and fields of each of the split's lines; None for a line of another form."""
-    lines = iter(_lines(table))
+    """Place and fields of each of the split's lines; None for a line of another form.
+
+    What is of no split is train's.
+    """
+    lines = iter(transcript_lines(table))
     columns = next(lines).rstrip("\r").split("|")
     missing = [column for column in COLUMNS if column not in columns]
     if missing:
@@ -88,36 +95,40 @@ def _rows(table: Path, split: str) -> Iterator[tuple[str, dict[str, str] | None]
             continue
         fields = line.rstrip("\r").split("|")
         row = dict(zip(columns, fields, strict=False)) if len(fields) == len(columns) else None
-        if (row["split"] if row else "train") == split:
+        own = row["split"] if row else "train"
+        if (own if own in SPLITS else "train") == split:
             yield f"{table}:{number}", row
 
 
-def _lines(table: Path) -> list[str]:
-    if table.suffix != ".gz":
-        return read_lines(table)
-    try:
-        with gzip.open(table, "rt", encoding="utf-8-sig", newline="\n") as file:
-            return file.read().split("\n")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UserError(f"{table}: cannot be read ({error}); download it again") from None
-
-
 def _utterance(row: dict[str, str] | None, place: str, recordings: _Recordings) -> Utterance:
-    number = place.rpartition(":")[2]
-    if row is None or not SESSION.fullmatch(row["session_id"]):
-        odd = Path(f"{place} (not a line of this table)")
-        return Utterance(f"voxpopuli-line-{number}", odd, None, "nobody", place)
-    times = row["start_time"], row["end_time"]
-    if not all(map(SECONDS.fullmatch, times)):
-        raise UserError(f"{place}: start {times[0]!r} and end {times[1]!r} are not seconds")
+    fault = _fault(row)
+    if row is None or fault:
+        odd = odd_line("voxpopuli", place, fault)
+        # VoxPopuli's own scripts pass over what is of no split, so that it is no fault of a copy.
+        unused = row is not None and row["split"] in NOTHING
+        return replace(odd, excluded=fault) if unused else odd
     identifier = f"{row['session_id']}-{row['id_']}"
     return Utterance(
         id=identifier,
         audio=recordings.find(row["session_id"]),
         # Not every line has been normalised; ours makes one of both.
         text=row["normed_text"] or row.get("original_text", ""),
-        speaker=identifier if row["speaker_id"] in NOBODY else row["speaker_id"],
+        # LibriSpeech's speakers are numbers, too.
+        speaker=identifier if row["speaker_id"] in NOTHING else f"voxpopuli-{row['speaker_id']}",
         source=place,
-        start=float(times[0]),
-        end=float(times[1]),
+        start=float(row["start_time"]),
+        end=float(row["end_time"]),
     )
+
+
+def _fault(row: dict[str, str] | None) -> str:
+    """What is wrong with a line, or nothing."""
+    if row is None or not SESSION.fullmatch(row["session_id"]):
+        return "not a line of this table"
+    if row["split"] not in SPLITS:
+        return f"of none of the splits {', '.join(SPLITS)}"
+    if not all(TIME.fullmatch(row[name]) for name in ("start_time", "end_time")):
+        return "start and end are not seconds"
+    if not row["id_"] or " " in row["id_"] or not (row["id_"] + row["speaker_id"]).isprintable():
+        return "id or speaker cannot be printed"
+    return ""
