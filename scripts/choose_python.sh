@@ -1,15 +1,16 @@
 # Which interpreter a script uses; to be sourced, with $root, the repository's folder, and $python,
-# the value of the option --python, set.
+# the value of the option --python, set, after parse_options.sh.
 
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # the caller's variables, and die of parse_options.sh
+# shellcheck disable=SC2154 # the caller's variables, and functions of parse_options.sh
 
-# choose_python: print the interpreter to use.
+# choose_python: print the interpreter to use; its path holds in any working directory.
 choose_python() {
-    local environment=${VENV:-.venv}
+    local environment=${VENV:-.venv} found
     [[ $environment == /* ]] || environment=$root/$environment
     if [[ -n $python ]]; then
-        command -v "$python" || die "--python $python: no such program"
+        found=$(command -v "$python") || die "--python $python: no such program"
+        absolute "$found"
     elif [[ -x $environment/bin/python ]]; then
         printf '%s\n' "$environment/bin/python"
     elif [[ -n ${VENV:-} ]]; then

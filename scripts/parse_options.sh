@@ -21,6 +21,15 @@ die() {
     exit 2
 }
 
+# absolute PATH: print a path that holds in any working directory; nothing for nothing.
+absolute() {
+    if [[ -z $1 || $1 == [/~]* ]]; then
+        printf '%s\n' "$1"
+    else
+        printf '%s\n' "$PWD/$1"
+    fi
+}
+
 # declare_option NAME TYPE DEFAULT HELP
 declare_option() {
     option_names+=("$1")

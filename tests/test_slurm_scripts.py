@@ -8,13 +8,16 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SUBMIT, TRAIN = ROOT / "scripts/slurm/submit.sh", ROOT / "scripts/slurm/train.sh"
+SUBMIT, PREPARE, TRAIN = (
+    ROOT / f"scripts/slurm/{job}.sh" for job in ("submit", "prepare", "train")
+)
 
 
 @pytest.fixture
@@ -52,16 +55,16 @@ def submit(tmp_path, *words):
 def options(command):
     """``--name value`` of a printed command, and what is not an option."""
     words = shlex.split(command)[1:]
-    named, rest = {}, []
+    named = {}
     while words:
         word = words.pop(0)
         if word in ("--parsable", "--requeue"):
             named[word] = None
         elif word.startswith("--"):
             named[word] = words.pop(0)
-        else:
-            rest.append(word)
-    return named, rest
+        else:  # the script, and its own words
+            return named, [word, *words]
+    return named, []
 
 
 def test_a_dry_run_prints_every_job_and_what_it_waits_for(tmp_path):
@@ -130,6 +133,9 @@ def test_ids_of_jobs_become_dependencies(tmp_path, stand_in):
         (["--recipe", "nosuch", "--dir", "x"], "has no conf/systems"),
         (["--recipe", "mini", "--dir", "x", "--system", "nosuch"], "--system nosuch: no "),
         (["--recipe", "mini", "--dir", "x", "--tasks-per-node", "3"], "4 workers: no whole number"),
+        (["--recipe", "mini", "--dir", "x", "--", "workers=12"], "12 workers: no whole number"),
+        (["--recipe", "mini", "--dir", "x", "--", "workers=0"], "bmuf: workers=0 is no number"),
+        (["--recipe", "mini", "--dir", "x", "--baseline", "bmfu"], "--baseline bmfu: no "),
         (["--recipe", "mini", "--dir", "x", "--gpus", "2"], "--gpus takes true or false"),
         (["--recipe", "mini", "--dir", "x", "--", "epochs"], "'epochs' is not key=value"),
     ],
@@ -138,6 +144,79 @@ def test_impossible_submissions_are_refused(tmp_path, words, message):
     result = submit(tmp_path, "--dry-run", "true", *words)
     assert result.returncode == 2, result.stderr
     assert message in result.stderr
+
+
+def test_nothing_is_submitted_before_all_is_checked(tmp_path, stand_in):
+    stand_in("sbatch", "echo 1")
+    words = ["--recipe", "mini", "--dir", tmp_path / "exp"]
+    for wrong in (["--tasks-per-node", 3], ["--baseline", "bmfu"]):
+        assert submit(tmp_path, *words, *wrong).returncode == 2
+        assert not (tmp_path / "calls").exists()
+
+
+def jobs_of(tmp_path, *words):
+    """By the job's name: its options, and the script with its words."""
+    result = submit(tmp_path, "--dir", "exp", "--dry-run", "true", *words)
+    assert result.returncode == 0, result.stderr
+    jobs = [options(line) for line in result.stdout.splitlines()]
+    return {named["--job-name"]: (named, rest) for named, rest in jobs}
+
+
+def test_the_corpus_place_is_told_to_the_preparation(tmp_path):
+    words = ["--recipe", "fisher_swbd", "--corpus-dir", "my corpora", "--mirror", "/archives"]
+    jobs = jobs_of(tmp_path, *words)
+    told = ["--corpus-dir", str(tmp_path / "my corpora"), "--mirror", "/archives"]
+    assert jobs["prepare"][1][4:] == told
+    assert "--corpus-dir" not in jobs["evaluate"][1]
+    assert jobs_of(tmp_path, "--recipe", "mini")["prepare"][1][4:] == []
+
+
+def test_nothing_is_prepared_if_told_so(tmp_path):
+    jobs = jobs_of(tmp_path, "--recipe", "english2k", "--prepare", "false", "--system", "two_tier")
+    assert list(jobs) == ["train-two_tier", "evaluate"]
+    assert "--dependency" not in jobs["train-two_tier"][0]
+
+
+@pytest.mark.parametrize(
+    ("done", "words", "stage"),
+    [
+        (False, [], "0"),
+        (True, [], "1"),
+        (True, ["--corpus-dir", "/corpora", "--mirror", "/archives"], "0"),
+    ],
+)
+def test_a_corpus_that_is_there_is_not_got_again(done, words, stage, tmp_path):
+    run = tmp_path / "run.sh"
+    run.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    run.chmod(0o755)
+    (tmp_path / "exp/corpus").mkdir(parents=True)
+    if done:
+        (tmp_path / "exp/corpus/stage.json").write_text("{}")
+    said = subprocess.check_output(
+        [PREPARE, tmp_path, tmp_path / "exp", "python3", *words], text=True
+    )
+    assert said.splitlines() == [
+        "--dir", str(tmp_path / "exp"), "--python", "python3", "--stage", stage,
+        "--stop-stage", "3", *words,
+    ]  # fmt: skip
+
+
+def test_workers_of_the_command_line_are_allocated(tmp_path):
+    jobs = jobs_of(
+        tmp_path, "--recipe", "english2k", "--system", "two_tier", "--", "workers=4", "workers=64"
+    )
+    named, words = jobs["train-two_tier"]
+    assert (named["--nodes"], named["--ntasks-per-node"]) == ("8", "8")
+    assert words[4:] == ["two_tier", "workers=4", "workers=64"]
+
+
+def test_a_relative_interpreter_holds_in_the_job_s_folder(tmp_path):
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    os.symlink(sys.executable, tmp_path / "venv/bin/python")
+    words = ["--recipe", "mini", "--", "workers=1"]
+    jobs = jobs_of(tmp_path, "--python", "venv/bin/python", *words)
+    for _, script in jobs.values():
+        assert script[3] == str(tmp_path / "venv/bin/python")
 
 
 def test_where_there_is_no_slurm_it_says_so(tmp_path):

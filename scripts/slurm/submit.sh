@@ -16,6 +16,8 @@ declare_option recipe text "" "a folder of recipes/, by its name or path"
 declare_option dir text "" "where all outputs go; all nodes must see it"
 declare_option system list "" "may be repeated; all of the recipe's conf/systems unless given"
 declare_option baseline text "" "compared with the others; bmuf if it is one of them, else the first"
+declare_option corpus-dir text "" "where the corpus lies, as of run.sh; all nodes must see it"
+declare_option mirror text "" "a folder with the archives that the recipe would download"
 declare_option partition text "" "for training"
 declare_option cpu-partition text "" "for preparation and evaluation; --partition unless given"
 declare_option account text "" "whom to charge"
@@ -26,7 +28,7 @@ declare_option cpus number 16 "of preparation and evaluation"
 declare_option time text 24:00:00 "limit of a training job, after which it goes on in a new one"
 declare_option cpu-time text 24:00:00 "limit of preparation and of evaluation"
 declare_option notice number 120 "seconds before the limit at which training saves and stops"
-declare_option prepare boolean true "submit stages 0 to 3"
+declare_option prepare boolean true "submit stages 0 to 3; false if they have run before"
 declare_option evaluate boolean true "submit stages 7 to 9"
 declare_option python text "" "the interpreter; else \$VENV (or .venv), else python3"
 declare_option dry-run boolean false "print the commands instead of running them"
@@ -40,12 +42,20 @@ check_arguments() {
     [[ -d $recipe/conf/systems ]] || die "--recipe: $recipe has no conf/systems"
     recipe=$(cd "$recipe" && pwd)
     [[ -n $dir ]] || die "--dir is missing"
-    [[ $dir == /* ]] || dir=$PWD/$dir
+    dir=$(absolute "$dir")
+    corpus_dir=$(absolute "$corpus_dir")
+    mirror=$(absolute "$mirror")
     ((tasks_per_node > 0)) || die "--tasks-per-node 0: at least 1"
     for word in "${remaining_words[@]}"; do
         [[ $word =~ ^[A-Za-z_][A-Za-z0-9_.]*= ]] || die "'$word' is not key=value"
     done
+    [[ -z $baseline ]] || check_system baseline "$baseline"
     [[ $dry_run == true ]] || command -v sbatch >/dev/null || die "no sbatch here: is this a login node?"
+}
+
+# check_system OPTION SYSTEM
+check_system() {
+    [[ -f $recipe/conf/systems/$2.yaml ]] || die "--$1 $2: no $recipe/conf/systems/$2.yaml"
 }
 
 # submit NAME WORD...: submit a job, or with --dry-run print how; sets $job to its id.
@@ -78,8 +88,16 @@ submit_cpu() {
         "$root/scripts/slurm/$name.sh" "$recipe" "$dir" "$interpreter" "$@"
 }
 
-# workers SYSTEM: how many ranks it trains with.
+# workers SYSTEM: how many ranks it trains with; the words after -- win over its files.
 workers() {
+    local word given=""
+    for word in "${remaining_words[@]}"; do
+        [[ $word != workers=* ]] || given=${word#workers=}
+    done
+    if [[ -n $given ]]; then
+        printf '%s\n' "$given"
+        return
+    fi
     "$interpreter" -c 'import sys, yaml
 values = {}
 for name in sys.argv[1:]:
@@ -87,18 +105,25 @@ for name in sys.argv[1:]:
 print(values.get("workers", 1))' "$recipe/conf/train.yaml" "$recipe/conf/systems/$1.yaml"
 }
 
+# choose_nodes SYSTEM: set how many nodes it trains on, and how many of its ranks are on each.
+choose_nodes() {
+    local name=$1 ranks
+    ranks=$(workers "$name")
+    [[ $ranks =~ ^[1-9][0-9]*$ ]] || die "$name: workers=$ranks is no number of ranks"
+    ranks_on_node[$name]=$((ranks < tasks_per_node ? ranks : tasks_per_node))
+    nodes[$name]=$((ranks / ranks_on_node[$name]))
+    ((nodes[$name] * ranks_on_node[$name] == ranks)) ||
+        die "$name has $ranks workers: no whole number of nodes with --tasks-per-node $tasks_per_node"
+}
+
 # submit_training SYSTEM [DEPENDENCY]
 submit_training() {
-    local name=$1 ranks per_node where=()
-    ranks=$(workers "$name")
-    per_node=$((ranks < tasks_per_node ? ranks : tasks_per_node))
-    ((ranks % per_node == 0)) ||
-        die "$name has $ranks workers: no whole number of nodes with --tasks-per-node $tasks_per_node"
+    local name=$1 where=()
     [[ -z $partition ]] || where=(--partition "$partition")
     [[ -z ${2:-} ]] || where+=(--dependency "$2")
-    [[ $gpus == false ]] || where+=(--gpus-per-node "$per_node")
-    submit "train-$name" "${where[@]}" --nodes "$((ranks / per_node))" \
-        --ntasks-per-node "$per_node" --cpus-per-task "$cpus_per_task" --time "$time" \
+    [[ $gpus == false ]] || where+=(--gpus-per-node "${ranks_on_node[$name]}")
+    submit "train-$name" "${where[@]}" --nodes "${nodes[$name]}" \
+        --ntasks-per-node "${ranks_on_node[$name]}" --cpus-per-task "$cpus_per_task" --time "$time" \
         --signal "B:USR1@$notice" \
         "$root/scripts/slurm/train.sh" "$recipe" "$dir" "$interpreter" "$name" "${remaining_words[@]}"
 }
@@ -121,13 +146,19 @@ if ((${#systems[@]} == 0)); then
         systems+=("${file%.yaml}")
     done
 fi
+# All that can be found wrong is, before the first job is submitted.
+declare -A nodes=() ranks_on_node=()
 for name in "${systems[@]}"; do
-    [[ -f $recipe/conf/systems/$name.yaml ]] || die "--system $name: no $recipe/conf/systems/$name.yaml"
+    check_system system "$name"
+    choose_nodes "$name"
 done
 
 prepared="" trained=afterok
 if [[ $prepare == true ]]; then
-    submit_cpu prepare ""
+    corpus=()
+    [[ -z $corpus_dir ]] || corpus+=(--corpus-dir "$corpus_dir")
+    [[ -z $mirror ]] || corpus+=(--mirror "$mirror")
+    submit_cpu prepare "" "${corpus[@]}"
     prepared=afterok:$job
 fi
 for name in "${systems[@]}"; do
