@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,15 +28,16 @@ log = logging.getLogger("asr")
 class SlurmJobs:
     """``jobs`` Slurm jobs, each with a worker for each of its ``cores``, that share ``memory``.
 
-    ``walltime`` as sbatch takes it; a job that comes to its end is submitted anew, and what it was
-    at is done again. Null leaves queue and account to Slurm. ``interface`` is the network device
-    over which workers reach this machine (say ``ib0``; null: that of its address).
+    ``walltime`` is text as sbatch takes it, or a number of seconds: YAML reads 12:00:00 as one, if
+    it is not quoted. A job that comes to its end is submitted anew, and what it was at is done
+    again. Null leaves queue and account to Slurm. ``interface`` is the network device over which
+    workers reach this machine (say ``ib0``; null: that of its address).
     """
 
     jobs: int
     cores: int
     memory: str
-    walltime: str
+    walltime: str | int
     queue: str | None = None
     account: str | None = None
     interface: str | None = None
@@ -43,6 +45,16 @@ class SlurmJobs:
     def __post_init__(self) -> None:
         if min(self.jobs, self.cores) < 1:
             raise ValueError(f"cluster: jobs={self.jobs}, cores={self.cores}; give 1 or more")
+        if isinstance(self.walltime, int) and self.walltime < 1:
+            raise ValueError(f"cluster: walltime={self.walltime}; give 1 second or more")
+
+    @property
+    def time_limit(self) -> str:
+        """``walltime`` as sbatch takes it."""
+        if isinstance(self.walltime, str):
+            return self.walltime
+        minutes, seconds = divmod(self.walltime, 60)
+        return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
 def check_cluster(cluster: str | SlurmJobs | None) -> None:
@@ -115,15 +127,16 @@ def _slurm_cluster(slurm: SlurmJobs) -> "Cluster":
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
         raise _missing(error) from None
+    code = shlex.quote(str(Path(__file__).parent.parent))
     cluster = SLURMCluster(
         queue=slurm.queue,
         account=slurm.account,
         cores=slurm.cores,
         processes=slurm.cores,
         memory=slurm.memory,
-        walltime=slurm.walltime,
+        walltime=slurm.time_limit,
         interface=slurm.interface,
-        job_script_prologue=[f"export PYTHONPATH={Path(__file__).parent.parent}:$PYTHONPATH"],
+        job_script_prologue=[f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}"],
     )
     cluster.adapt(minimum_jobs=slurm.jobs, maximum_jobs=slurm.jobs)
     return cluster

@@ -125,10 +125,33 @@ def test_what_a_cluster_may_be():
     assert given(*slurm, "cluster.walltime=02:00:00", "cluster.queue=cpu") == SlurmJobs(
         20, 16, "32GB", "02:00:00", "cpu"
     )
+    with pytest.raises(UserError, match="walltime=0; give 1 second"):
+        given(*slurm, "cluster.walltime=0")
     with pytest.raises(UserError, match="scheduler's address such as tcp"):
         given("cluster=slurm")
     with pytest.raises(UserError, match="walltime"):
         given(*slurm)
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        ("02:00:00", "02:00:00"),
+        ("12:00:00", "12:00:00"),  # to YAML a number of base 60
+        ("1:05", "00:01:05"),
+        ("100:00:01", "100:00:01"),
+        ("3-12", "3-12"),
+        ("7200", "02:00:00"),
+        ("'90'", "90"),
+    ],
+)
+def test_a_time_limit_comes_to_sbatch_as_it_was_meant(written, asked, tmp_path):
+    file = tmp_path / "features.yaml"
+    file.write_text(f"cluster: {{jobs: 1, cores: 1, memory: 1GB, walltime: {written}}}\n")
+    assert load_config(FeaturesConfig, [file], []).cluster.time_limit == asked
+    words = [f"cluster.{word}" for word in ("jobs=1", "cores=1", "memory=1GB")]
+    words.append(f"cluster.walltime={written}")
+    assert load_config(FeaturesConfig, [], words).cluster.time_limit == asked
 
 
 SBATCH = """#!{python}
@@ -151,7 +174,10 @@ def test_jobs_of_slurm(tmp_path, monkeypatch):
         (tmp_path / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    slurm = SlurmJobs(1, 2, "2GB", "00:10:00", queue="cpu", account="speech", interface="lo")
+    code = tmp_path / "the code; exit"  # as a path may be called
+    code.symlink_to(Path(__file__).parent.parent)
+    monkeypatch.setattr("asr.cluster.__file__", str(code / "asr/cluster.py"))
+    slurm = SlurmJobs(1, 2, "2GB", 600, queue="cpu", account="speech", interface="lo")
     with worker_map(None, slurm, preload=__name__) as mapped:
         assert list(mapped(add_ten, [1, 2])) == [11, 12]
     script = (tmp_path / "script").read_text()
