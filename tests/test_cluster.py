@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from speech_helpers import block, reader_of, small_corpus, start_stage, workspace
 
 from asr import features
-from asr.cluster import SlurmJobs, worker_map
+from asr.cluster import SlurmJobs, _slurm_cluster, worker_map
 from asr.config import load_config
 from asr.errors import UserError
 from asr.features import FeaturesConfig
@@ -164,22 +165,43 @@ print("Submitted batch job", job.pid)
 """
 
 
+def put_on_path(folder, monkeypatch, **programs):
+    """Programs, by name, that are found before others."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 def test_jobs_of_slurm(tmp_path, monkeypatch):
     """sbatch is a stand-in that runs the script on this machine, scancel one that ends it."""
-    for name, text in {
-        "sbatch": SBATCH.format(python=sys.executable, folder=tmp_path),
-        "scancel": '#!/bin/sh\nkill -- "-$1"\n',
-    }.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    put_on_path(
+        tmp_path,
+        monkeypatch,
+        sbatch=SBATCH.format(python=sys.executable, folder=tmp_path),
+        scancel='#!/bin/sh\nkill -- "-$1"\n',
+    )
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    code = tmp_path / "the code; exit"  # as a path may be called
-    code.symlink_to(Path(__file__).parent.parent)
-    monkeypatch.setattr("asr.cluster.__file__", str(code / "asr/cluster.py"))
     slurm = SlurmJobs(1, 2, "2GB", 600, queue="cpu", account="speech", interface="lo")
     with worker_map(None, slurm, preload=__name__) as mapped:
         assert list(mapped(add_ten, [1, 2])) == [11, 12]
     script = (tmp_path / "script").read_text()
     for line in ("-p cpu", "-A speech", "-t 00:10:00", "--cpus-per-task=2", "--mem=2G"):
         assert f"#SBATCH {line}\n" in script
+
+
+def test_a_job_finds_the_code_in_a_folder_of_any_name(tmp_path, monkeypatch):
+    """Of a job script the line that says so, run by bash."""
+    sbatch = f'#!/bin/sh\ncp "$1" {tmp_path}/script\necho Submitted batch job 1\n'
+    put_on_path(tmp_path, monkeypatch, sbatch=sbatch, scancel="#!/bin/sh\n")
+    monkeypatch.setattr("asr.cluster.__file__", "/my code; $HOME/asr/cluster.py")
+    slurm = SlurmJobs(1, 1, "1GB", 600, interface="lo")
+    with _slurm_cluster(slurm) as cluster:
+        [line] = [line for line in cluster.job_script().splitlines() if "PYTHONPATH" in line]
+    for before, after in (("", "/my code; $HOME"), ("/before", "/my code; $HOME:/before")):
+        told = subprocess.check_output(
+            ["bash", "-c", line + '; printf %s "$PYTHONPATH"'],
+            env=os.environ | {"PYTHONPATH": before},
+            text=True,
+        )
+        assert told == after
