@@ -3,6 +3,7 @@
 Nothing is changed; pictures are written where ``--out`` says.
 """
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,12 @@ from lhotse.cut import MonoCut
 from asr.corpora import open_corpus
 from asr.errors import UserError
 from asr.fbank import LogMelFbankConfig
-from asr.feature_storage import load_cuts
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl
 from asr.listing import (
+    Row,
     Summary,
+    cut_of,
     nearest,
     quantiles,
     read_rows,
@@ -108,7 +110,8 @@ def _directory(workspace: Workspace) -> tuple[Found, Callable[[Path], Path]]:
 def _features(path: Path) -> tuple[Found, Callable[[Path], Path]]:
     """A shard of features, by what the manifest beside its folder says is in it."""
     manifest = path.absolute().parent.with_name(path.absolute().parent.name + MANIFEST)
-    cuts = list(_stored_in(path, manifest)) if manifest.exists() else []
+    rows = _stored_in(path, manifest) if manifest.exists() else []
+    cuts = [cut_of(row, manifest) for row in rows]
     if not cuts:
         raise UserError(
             f"{path}: {manifest} does not exist, or has no features in this file; features have no "
@@ -132,22 +135,25 @@ def _features(path: Path) -> tuple[Found, Callable[[Path], Path]]:
     return found, _durations_picture(summary, path.name)
 
 
-def _stored_in(path: Path, manifest: Path) -> Iterator[MonoCut]:
-    for cut in load_cuts(manifest):
-        if cut.features is not None and _file_of(cut).resolve() == path.resolve():
-            yield cut
+def _stored_in(path: Path, manifest: Path) -> Iterator[Row]:
+    resolved = path.resolve()
 
+    @functools.cache  # a manifest's utterances lie in few files
+    def is_path(stored: str | None) -> bool:
+        return stored is not None and (manifest.parent / stored).resolve() == resolved
 
-def _file_of(cut: MonoCut) -> Path:
-    return Path(cut.features.storage_path)
+    for row in read_rows(manifest):
+        if is_path((row.get("features") or {}).get("storage_path")):
+            yield row
 
 
 def _load(cut: MonoCut) -> np.ndarray:
     """Features ``(T, bins)``; UserError with the utterance's id when they cannot be read."""
     try:
         return cut.load_features()
-    except (UserError, OSError, ValueError) as error:
-        raise UserError(f"utterance {cut.id}: {error}") from None
+    except (UserError, OSError, LookupError, TypeError, ValueError) as error:
+        first = str(error).partition("\n")[0]  # Lhotse adds the whole cut to it
+        raise UserError(f"utterance {cut.id}: {first}") from None
 
 
 def _utterance(workspace: Workspace, identity: str) -> tuple[Found, Callable[[Path], Path]]:
@@ -206,10 +212,10 @@ def _find(workspace: Workspace, identity: str) -> tuple[str, MonoCut]:
         if identity in ids:
             with_features = workspace.directory("features") / manifest.name
             source = with_features if with_features.exists() else manifest
-            found = next((cut for cut in load_cuts(source) if cut.id == identity), None)
+            found = next((row for row in read_rows(source) if row["id"] == identity), None)
             if found is None:
                 raise UserError(f"{source}: lacks {identity}, which {manifest} has: rerun stage 2")
-            return manifest.name.removesuffix(MANIFEST), found
+            return manifest.name.removesuffix(MANIFEST), cut_of(found, source)
         known += ids
     for row in read_jsonl(folder / REJECTED) if (folder / REJECTED).exists() else []:
         if row["id"] == identity:

@@ -9,29 +9,39 @@ import dataclasses
 import difflib
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
+from lhotse.cut import MonoCut
 
 from asr.errors import UserError
+from asr.feature_storage import located
 from asr.files import read_jsonl
 
 # An unknown id is compared with so many neighbours in the order of ids.
 NEIGHBOURS = 200
+MEND = "mend the line, or rerun its stage with --force"
+
+Row = dict[str, Any]
 
 
-def read_rows(manifest: Path) -> Iterator[dict[str, Any]]:
-    """The cuts of a manifest; UserError names a file that is missing, damaged or not a manifest."""
+def read_rows(manifest: Path) -> Iterator[Row]:
+    """The cuts of a manifest; what is read of them here has the types it has in Lhotse's.
+
+    UserError names a file that is missing or damaged, and the line that is not a cut.
+    """
     number = 0
     try:
         with gzip.open(manifest, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 row = json.loads(line)
-                if not {"id", "duration"} <= row.keys():
-                    raise UserError(f"{manifest}:{number}: no cut: it lacks id or duration")
+                if fault := _fault(row):
+                    raise UserError(f"{manifest}:{number}: not a cut: {fault}; {MEND}")
                 yield row
     except FileNotFoundError:
         raise UserError(f"{manifest}: no such file; run the stage that writes it") from None
@@ -39,8 +49,64 @@ def read_rows(manifest: Path) -> Iterator[dict[str, Any]]:
         raise UserError(
             f"{manifest}: damaged after line {number} ({error}); rerun its stage with --force"
         ) from None
-    except (json.JSONDecodeError, AttributeError) as error:
-        raise UserError(f"{manifest}:{number}: not a cut ({error})") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{manifest}:{number}: not a cut: {error}; {MEND}") from None
+
+
+def _fault(row: Any) -> str | None:
+    """What is wrong in a manifest's row; None if nothing is."""
+    if not isinstance(row, dict):
+        return "no JSON object"
+    if not {"id", "duration"} <= row.keys():
+        return "it lacks id or duration"
+    seconds = row["duration"]
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        return f"duration={seconds!r} is no number of seconds"
+    custom, features = row.get("custom") or {}, row.get("features") or {}
+    supervisions = row.get("supervisions") or []
+    if not isinstance(supervisions, list):
+        return "supervisions is no list"
+    if not all(isinstance(part, dict) for part in (custom, features, *supervisions)):
+        return "custom, features or a supervision is no JSON object"
+    texts = [
+        ("id", row["id"]),
+        ("corpus", custom.get("corpus")),
+        ("storage_path", features.get("storage_path")),
+        *((key, part.get(key)) for part in supervisions for key in ("text", "speaker")),
+    ]
+    return next(
+        (
+            f"{key}={value!r} is no text"
+            for key, value in texts
+            if type(value) not in (str, NoneType)
+        ),
+        None,
+    )
+
+
+def cut_of(row: Row, manifest: Path) -> MonoCut:
+    """A row of ``read_rows`` as the cut that ``load_cuts`` makes of it; UserError if it is none."""
+    folder = manifest.parent
+    try:
+        sources = [
+            {**source, "source": located(source["source"], folder)}
+            if source["type"] == "file"
+            else source
+            for source in row["recording"]["sources"]
+        ]
+        resolved = {**row, "recording": {**row["recording"], "sources": sources}}
+        if row.get("features"):
+            stored = str(folder / row["features"]["storage_path"])
+            resolved["features"] = {**row["features"], "storage_path": stored}
+        cut = MonoCut.from_dict(resolved)
+        if not sources or not cut.supervisions:
+            raise ValueError("no audio, or no supervision")
+        return cut
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{manifest}: utterance {row['id']}: not a cut of speech "
+            f"({type(error).__name__}: {error}); {MEND}"
+        ) from None
 
 
 @dataclasses.dataclass
@@ -68,14 +134,14 @@ class Summary:
         }
 
 
-def summarise(rows: Iterable[dict[str, Any]]) -> Summary:
+def summarise(rows: Iterable[Row]) -> Summary:
     """Count a manifest's rows."""
     seconds, words, speakers = [], 0, set()
     hours: collections.Counter[str] = collections.Counter()
     for row in rows:
         seconds.append(row["duration"])
-        hours[(row.get("custom") or {}).get("corpus", "-")] += row["duration"] / 3600
-        for supervision in row.get("supervisions", []):
+        hours[(row.get("custom") or {}).get("corpus") or "-"] += row["duration"] / 3600
+        for supervision in row.get("supervisions") or []:
             words += len((supervision.get("text") or "").split())
             speakers.add(supervision.get("speaker"))
     return Summary(np.array(seconds), words, len(speakers), dict(hours))

@@ -6,13 +6,15 @@ import shutil
 
 import numpy as np
 import pytest
+from lhotse.cut import MonoCut
 from speech_helpers import SPLITS, finish_stage, make_cut, small_corpus, small_recipe
 
 from asr import features, tokens
 from asr.__main__ import main
 from asr.cuts import write_cuts
 from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.listing import nearest
+from asr.feature_storage import load_cuts
+from asr.listing import cut_of, nearest, read_rows
 from asr.pictures import mel_centres
 from asr.stages import Workspace
 
@@ -76,7 +78,8 @@ def test_a_file_of_features(exp, inspect, tmp_path):
     shutil.copytree(exp / "features", damaged)
     (damaged / "train" / stored.name).write_bytes(stored.read_bytes()[:-100])
     assert "utterance train-6: " in inspect(damaged / "train" / stored.name, status=1)
-    assert "cut short" in inspect(damaged / "train" / stored.name, status=1)
+    said = inspect(damaged / "train" / stored.name, status=1)
+    assert "cut short" in said and len(said.splitlines()) == 1 and "MonoCut" not in said
     lone = tmp_path / "lone" / "folder" / "x.f32"
     lone.parent.mkdir(parents=True)
     lone.write_bytes(b"1234")
@@ -131,7 +134,7 @@ def test_what_is_not_there_is_named_with_what_is_near(exp, inspect, tmp_path):
         (gzip.compress(b'{"id": "a", "duration": 1}\n' * 999)[:-30], "damaged after line"),
         (b"no gzip", "damaged after line 0"),
         (gzip.compress(b'{"id": "a", "duration": 1}\n{"id"\n'), ":2: not a cut"),
-        (gzip.compress(b'{"id": "a"}\n'), ":1: no cut: it lacks id or duration"),
+        (gzip.compress(b'{"id": "a"}\n'), ":1: not a cut: it lacks id or duration"),
         (gzip.compress(b"[1]\n"), ":1: not a cut"),
         (gzip.compress(b"\xff\xff\n"), "damaged after line 0"),
     ],
@@ -139,6 +142,99 @@ def test_what_is_not_there_is_named_with_what_is_near(exp, inspect, tmp_path):
 def test_a_damaged_manifest_is_named(content, message, inspect, tmp_path):
     (tmp_path / "bad.jsonl.gz").write_bytes(content)
     assert message in inspect(tmp_path / "bad.jsonl.gz", status=1)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('"duration": "2.5"', "duration='2.5' is no number of seconds"),
+        ('"duration": null', "duration=None is no number"),
+        ('"duration": NaN', "duration=nan is no number"),
+        ('"duration": true', "duration=True is no number"),
+        ('"duration": 1, "supervisions": [{"text": 7}]', "text=7 is no text"),
+        ('"duration": 1, "supervisions": [{"speaker": ["s"]}]', "speaker=['s'] is no text"),
+        ('"duration": 1, "supervisions": ["one"]', "a supervision is no JSON object"),
+        ('"duration": 1, "supervisions": 1', "supervisions is no list"),
+        ('"duration": 1, "custom": {"corpus": 1}', "corpus=1 is no text"),
+        ('"duration": 1, "custom": [1]', "custom, features or a supervision is no"),
+    ],
+)
+def test_a_row_of_other_types_is_named(row, message, inspect, tmp_path):
+    good = '{"id": "a", "duration": 1, "supervisions": null, "custom": {"corpus": null}}'
+    content = good + '\n{"id": "b", ' + row + "}\n"
+    (tmp_path / "bad.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    said = inspect(tmp_path / "bad.jsonl.gz", status=1)
+    assert "bad.jsonl.gz:2: not a cut: " in said and message in said
+    assert "rerun its stage with --force" in said
+
+
+@pytest.fixture
+def prepared(exp, tmp_path):
+    """A copy of what the stages left, to be damaged."""
+    shutil.copytree(exp, tmp_path / "exp")
+    return tmp_path / "exp"
+
+
+def rewrite(manifest, change):
+    """Each row of ``manifest`` as ``change`` returns it."""
+    lines = "".join(json.dumps(change(row)) + "\n" for row in list(read_rows(manifest)))
+    manifest.write_bytes(gzip.compress(lines.encode()))
+
+
+@pytest.mark.parametrize("what", ["train-6", "features/train/00000.f32"])
+def test_a_damaged_manifest_of_features_is_named(what, prepared, inspect):
+    manifest = prepared / "features/train.jsonl.gz"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    words = [prepared / what] if "/" in what else [what, "--dir", prepared]
+    assert "features/train.jsonl.gz: damaged after line" in inspect(*words, status=1)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("recording", None),
+        ("recording", {}),
+        ("supervisions", []),
+        ("features", {"num_frames": 1}),
+        ("nosuch", 1),
+    ],
+)
+def test_a_row_that_is_no_cut_of_speech_is_named(part, value, prepared, inspect):
+    rewrite(prepared / "features/train.jsonl.gz", lambda row: {**row, part: value})
+    said = inspect("train-1", "--dir", prepared, status=1)
+    assert "features/train.jsonl.gz: utterance train-1: not a cut of speech" in said
+
+
+def test_an_unreadable_place_of_features_is_told(prepared, inspect):
+    def lost(row):
+        return {**row, "features": {**row["features"], "storage_key": "12"}}
+
+    rewrite(prepared / "features/train.jsonl.gz", lost)
+    assert "utterance train-1: " in inspect("train-1", "--dir", prepared, status=1)
+
+
+@pytest.mark.parametrize("what", ["train-1", "features/train/00000.f32"])
+def test_of_other_utterances_no_cuts_are_made(what, prepared, inspect, monkeypatch):
+    made, make = [], MonoCut.from_dict
+
+    def recorded(row):
+        made.append(row["id"])
+        return make(row)
+
+    def alone(row):
+        shard = "train/00000.f32" if row["id"] == "train-1" else "train/00001.f32"
+        return {**row, "features": {**row["features"], "storage_path": shard}}
+
+    rewrite(prepared / "features/train.jsonl.gz", alone)
+    monkeypatch.setattr(MonoCut, "from_dict", staticmethod(recorded))
+    inspect(*([prepared / what] if "/" in what else [what, "--dir", prepared]))
+    assert made == ["train-1"]
+
+
+def test_a_row_becomes_the_cut_that_the_trainer_sees(exp):
+    for stage in ("manifests", "features"):
+        manifest = exp / stage / "train.jsonl.gz"
+        assert [cut_of(row, manifest) for row in read_rows(manifest)] == list(load_cuts(manifest))
 
 
 def test_an_empty_manifest(inspect, tmp_path):
