@@ -23,11 +23,11 @@ die() {
 
 # absolute PATH: print a path that holds in any working directory; nothing for nothing.
 absolute() {
-    if [[ -z $1 || $1 == [/~]* ]]; then
-        printf '%s\n' "$1"
-    else
-        printf '%s\n' "$PWD/$1"
-    fi
+    case $1 in
+        "" | /*) printf '%s\n' "$1" ;;
+        \~/*) printf '%s\n' "$HOME/${1#*/}" ;; # bash leaves it in --name=~/value
+        *) printf '%s\n' "$PWD/$1" ;;
+    esac
 }
 
 # declare_option NAME TYPE DEFAULT HELP

@@ -169,6 +169,8 @@ def test_the_corpus_place_is_told_to_the_preparation(tmp_path):
     assert jobs["prepare"][1][4:] == told
     assert "--corpus-dir" not in jobs["evaluate"][1]
     assert jobs_of(tmp_path, "--recipe", "mini")["prepare"][1][4:] == []
+    at_home = jobs_of(tmp_path, "--recipe", "mini", "--corpus-dir=~/corpus")["prepare"][1]
+    assert at_home[-1] == os.path.expanduser("~/corpus")
 
 
 def test_nothing_is_prepared_if_told_so(tmp_path):
