@@ -121,7 +121,7 @@ def load_cuts(path: Path) -> CutSet:
     So may audio paths be; one that does not exist there is left as it is (absolute, or relative
     to the working directory). Raises UserError when the manifest is missing.
     """
-    return read_cuts(path).map(functools.partial(_resolved, folder=path.parent))
+    return read_cuts(path).map(functools.partial(opening_from, folder=path.parent))
 
 
 def read_cuts(path: Path) -> CutSet:
@@ -131,7 +131,8 @@ def read_cuts(path: Path) -> CutSet:
     return CutSet.from_jsonl_lazy(path)
 
 
-def _resolved(cut: MonoCut, folder: Path) -> MonoCut:
+def opening_from(cut: MonoCut, folder: Path) -> MonoCut:
+    """A cut of a manifest in ``folder``, with audio and feature paths that open from here."""
     sources = [
         dataclasses.replace(source, source=located(source.source, folder))
         if source.type == "file"

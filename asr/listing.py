@@ -20,7 +20,7 @@ import numpy as np
 from lhotse.cut import MonoCut
 
 from asr.errors import UserError
-from asr.feature_storage import located
+from asr.feature_storage import opening_from
 from asr.files import read_jsonl
 
 # An unknown id is compared with so many neighbours in the order of ids.
@@ -86,20 +86,9 @@ def _fault(row: Any) -> str | None:
 
 def cut_of(row: Row, manifest: Path) -> MonoCut:
     """A row of ``read_rows`` as the cut that ``load_cuts`` makes of it; UserError if it is none."""
-    folder = manifest.parent
     try:
-        sources = [
-            {**source, "source": located(source["source"], folder)}
-            if source["type"] == "file"
-            else source
-            for source in row["recording"]["sources"]
-        ]
-        resolved = {**row, "recording": {**row["recording"], "sources": sources}}
-        if row.get("features"):
-            stored = str(folder / row["features"]["storage_path"])
-            resolved["features"] = {**row["features"], "storage_path": stored}
-        cut = MonoCut.from_dict(resolved)
-        if not sources or not cut.supervisions:
+        cut = opening_from(MonoCut.from_dict(row), manifest.parent)
+        if not cut.recording.sources or not cut.supervisions:
             raise ValueError("no audio, or no supervision")
         return cut
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -439,6 +439,14 @@ def test_unchanged_stages_are_skipped(tree, monkeypatch):
     assert (tree.marker("corpus"), tree.marker("manifests")) == before
 
 
+def test_a_folder_written_in_another_way_is_the_same_corpus(tree, monkeypatch):
+    assert tree.verb("corpus") == 0
+    before = (tree.exp / "corpus" / "stage.json").stat().st_mtime_ns
+    monkeypatch.chdir(tree.corpus.parent)
+    assert tree.verb("corpus", f"corpus_dir={tree.corpus.name}/") == 0
+    assert (tree.exp / "corpus" / "stage.json").stat().st_mtime_ns == before
+
+
 @pytest.mark.parametrize("change", ["touched", "removed", "added"])
 def test_a_changed_corpus_file_reruns_both_stages(tree, change):
     assert tree.run() == 0

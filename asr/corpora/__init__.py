@@ -298,8 +298,18 @@ def run(workspace: Workspace) -> None:
     def fresh(directory: Path) -> bool:
         return _is_unchanged(directory, corpus, workspace.verify)
 
-    # Neither how many processes make the corpus nor where its archives lie changes it.
-    request = replace(config, synthetic=replace(config.synthetic, jobs=None), mirror=None)
+    # How many processes make the corpus, where its archives lie and how its folder is written
+    # change nothing.
+    request = replace(
+        config,
+        synthetic=replace(config.synthetic, jobs=None),
+        mirror=None,
+        corpus_dir=_resolved(config.corpus_dir),
+        parts={
+            name: replace(part, corpus_dir=_resolved(part.corpus_dir))
+            for name, part in config.parts.items()
+        },
+    )
     run_stage(workspace, STAGE, request, inputs=[], build=build, fresh=fresh)
 
 
@@ -308,10 +318,15 @@ def _unpacked(config: CorpusConfig, name: str) -> str:
     return f"{UNPACKED}/{name}" if config.parts else UNPACKED
 
 
+def _resolved(folder: str | None) -> str | None:
+    """The same place, however it was written."""
+    return None if folder is None else str(Path(folder).expanduser().resolve())
+
+
 def _place(config: CorpusConfig, name: str, part: PartConfig) -> str:
     """Where a part lies: absolute, or from the stage's folder on."""
     if part.corpus_dir is not None:
-        return str(Path(part.corpus_dir).expanduser().resolve())
+        return str(_resolved(part.corpus_dir))
     return "." if config.source == "synthetic" else str(Path(_unpacked(config, name), part.root))
 
 
