@@ -323,7 +323,7 @@ class BatchStream:
             self._epoch, self._step, self._before = self._epoch + 1, 0, ()
 
     def plan(self, epoch: int) -> Plan:
-        """The batches of an epoch, of all workers; of the current one, those they began with."""
+        """The batches of an epoch, of all workers; of the current one, those left to this world."""
         return self._planned(epoch, self._before if epoch == self._epoch else ()).plan
 
     def largest_batch(self) -> Batch:

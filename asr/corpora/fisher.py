@@ -21,6 +21,7 @@ from asr.corpora.trees import (
     odd_line,
     relative_names,
     transcript_lines,
+    without_transcript,
 )
 from asr.errors import UserError
 
@@ -57,8 +58,8 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
         )
     ]
     for call, path in recordings.items():
-        if call not in found["transcript"]:  # for validation to reject by name
-            utterances.append(Utterance(call, path, None, call, str(path), channel=0))
+        if call not in found["transcript"]:
+            utterances.append(without_transcript(call, path))
     yield from sorted(utterances, key=lambda utterance: (utterance.id.encode(), utterance.source))
 
 

@@ -19,6 +19,7 @@ from asr.corpora.trees import (
     odd_line,
     relative_names,
     transcript_lines,
+    without_transcript,
 )
 from asr.errors import UserError
 
@@ -50,9 +51,9 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
         recording = recordings.get(conversation, path.parent / f"sw0{conversation}.sph")
         utterances += _of_side(path, recording, conversation, side[4].upper())
     for conversation, path in recordings.items():
-        if conversation not in transcribed:  # for validation to reject by name
+        if conversation not in transcribed:
             name = f"sw{conversation}"
-            utterances.append(Utterance(name, path, None, name, str(path), channel=0))
+            utterances.append(without_transcript(name, path))
     yield from sorted(utterances, key=lambda utterance: (utterance.id.encode(), utterance.source))
 
 

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asr.corpora import Utterance, split_folder
-from asr.corpora.trees import SECONDS, audio_by_stem, odd_line, relative_names, transcript_lines
+from asr.corpora.trees import (
+    SECONDS,
+    audio_by_stem,
+    odd_line,
+    relative_names,
+    transcript_lines,
+    without_transcript,
+)
 from asr.errors import UserError
 
 LINE = re.compile(
@@ -48,8 +55,8 @@ def utterances(root: Path, split: str) -> Iterator[Utterance]:
                 found.append(_utterance(line.strip(), path, number, recordings))
     talks = {utterance.audio for utterance in found}
     for talk, path in recordings.items():
-        if path not in talks:  # for validation to reject by name
-            found.append(Utterance(talk, path, None, talk, str(path), channel=0))
+        if path not in talks:
+            found.append(without_transcript(talk, path))
     yield from sorted(found, key=lambda utterance: (utterance.id.encode(), utterance.source))
 
 

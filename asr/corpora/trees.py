@@ -60,6 +60,11 @@ def find_all(root: Path, kinds: dict[str, re.Pattern[str]]) -> dict[str, dict[st
     return found
 
 
+def without_transcript(name: str, path: Path) -> Utterance:
+    """A recording that no transcript speaks of, for validation to reject by name."""
+    return Utterance(name, path, None, name, str(path), channel=0)
+
+
 def relative_names(root: Path, paths: Sequence[Path]) -> list[str]:
     """Their names from ``root`` on, in which they lie."""
     return [path.relative_to(root).as_posix() for path in paths]
