@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from speech_helpers import made_up_features, workspace, write_features
 
 from asr import tokens
-from asr.augment import SpecAugmentConfig, spec_augment, stable_seed
+from asr.augment import SpecAugmentConfig, spec_augment, stable_seed, stretch_mel_axis
 from asr.config import load_config
 from asr.data import NO_BATCH, BatchStream, UtteranceSet, collate, epoch_plan
 from asr.errors import UserError
@@ -517,11 +517,35 @@ def test_no_masks_leave_features_as_they_are():
     )
 
 
+@pytest.mark.parametrize("stretch", [0.8, 0.93, 1.0, 1.07, 1.25])
+def test_a_stretched_mel_axis_moves_bins_as_it_says_and_keeps_its_ends(stretch):
+    bins = np.arange(64, dtype=np.float32)
+    moved = stretch_mel_axis(np.stack([bins, 2 * bins]), stretch)  # each bin says whence it comes
+    bend = int(0.8 * 63 * min(1, stretch))
+    np.testing.assert_allclose(moved[0, : bend + 1], bins[: bend + 1] / stretch, rtol=1e-5)
+    assert moved[0, 0] == 0 and moved[0, -1] == 63
+    assert (np.diff(moved[0]) > 0).all()
+    np.testing.assert_allclose(moved[1], 2 * moved[0], rtol=1e-6)
+    assert moved.dtype == np.float32
+
+
+def test_vocal_tracts_differ_between_draws_within_their_limit():
+    bins = np.tile(np.arange(64, dtype=np.float32), (5, 1))
+    config = SpecAugmentConfig(time_masks=0, freq_masks=0, vocal_tract=0.1)
+    whence = [spec_augment(bins, config, np.zeros(64), generator(seed)) for seed in range(50)]
+    stretches = np.array([20 / moved[0, 20] for moved in whence])
+    assert 0.9 <= stretches.min() < 0.93 and 1.07 < stretches.max() <= 1.1
+    for moved in whence:  # one vocal tract an utterance
+        np.testing.assert_array_equal(moved, np.tile(moved[0], (5, 1)))
+
+
 def test_unusable_masks_are_refused():
     with pytest.raises(UserError, match="negative"):
         load_config(SpecAugmentConfig, [], ["time_masks=-1"])
     with pytest.raises(UserError, match="time_fraction=1.5"):
         load_config(SpecAugmentConfig, [], ["time_fraction=1.5"])
+    with pytest.raises(UserError, match="vocal_tract=0.5"):
+        load_config(SpecAugmentConfig, [], ["vocal_tract=0.5"])
 
 
 def test_seeds_are_the_same_in_every_process_and_differ_by_part():
