@@ -16,13 +16,14 @@ from asr.corpora import open_corpus
 from asr.errors import UserError
 from asr.fbank import LogMelFbankConfig
 from asr.features import STATISTICS
-from asr.files import read_json, read_jsonl
+from asr.files import read_json
 from asr.listing import (
     Row,
     Summary,
     cut_of,
     nearest,
     quantiles,
+    read_list,
     read_rows,
     rejected_by_reason,
     summarise,
@@ -90,7 +91,7 @@ def _directory(workspace: Workspace) -> tuple[Found, Callable[[Path], Path]]:
         summaries[split] = summarise(read_rows(manifest))
         tokens = workspace.directory("tokens") / f"{split}.jsonl"
         if tokens.exists():
-            counts = [len(row["tokens"]) for row in read_jsonl(tokens)]
+            counts = [len(row["tokens"]) for row in read_list(tokens, "tokens")]
             summaries[split].tokens = np.array(counts)
     lists = [workspace.directory(stage) / REJECTED for stage in ("manifests", "tokens")]
     largest = max(summaries, key=lambda split: len(summaries[split].seconds))
@@ -217,7 +218,9 @@ def _find(workspace: Workspace, identity: str) -> tuple[str, MonoCut]:
                 raise UserError(f"{source}: lacks {identity}, which {manifest} has: rerun stage 2")
             return manifest.name.removesuffix(MANIFEST), cut_of(found, source)
         known += ids
-    for row in read_jsonl(folder / REJECTED) if (folder / REJECTED).exists() else []:
+    rejected = folder / REJECTED
+    keys = ("id", "reason", "detail", "file")
+    for row in read_list(rejected, *keys) if rejected.exists() else []:
         if row["id"] == identity:
             raise UserError(
                 f"{identity} was rejected by stage 1: {row['reason']}: {row['detail']} "
@@ -241,7 +244,7 @@ def _tokens(workspace: Workspace, split: str, identity: str) -> Found:
     folder = workspace.directory("tokens")
     if not (folder / f"{split}.jsonl").exists():
         return {"tokens": "stage 3 has not run"}
-    for row in read_jsonl(folder / f"{split}.jsonl"):
+    for row in read_list(folder / f"{split}.jsonl", "id", "tokens"):
         if row["id"] == identity:
             pieces = Tokenizer(folder / MODEL).pieces
             return {

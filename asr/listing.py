@@ -84,6 +84,15 @@ def _fault(row: Any) -> str | None:
     )
 
 
+def read_list(path: Path, *keys: str) -> Iterator[Row]:
+    """Rows of a stage's list, such as rejected.jsonl; UserError for one that lacks a key."""
+    for number, row in enumerate(read_jsonl(path), start=1):
+        missing = [key for key in keys if key not in row] if isinstance(row, dict) else list(keys)
+        if missing:
+            raise UserError(f"{path}: row {number} lacks {missing[0]}; {MEND}")
+        yield row
+
+
 def cut_of(row: Row, manifest: Path) -> MonoCut:
     """A row of ``read_rows`` as the cut that ``load_cuts`` makes of it; UserError if it is none."""
     try:
@@ -155,7 +164,7 @@ def rejected_by_reason(files: Sequence[Path]) -> dict[str, dict[str, float]]:
     """Utterances and hours by reason, of those ``rejected.jsonl`` that there are."""
     totals: dict[str, dict[str, float]] = {}
     for file in files:
-        for row in read_jsonl(file) if file.exists() else []:
+        for row in read_list(file, "reason", "seconds") if file.exists() else []:
             total = totals.setdefault(row["reason"], {"utterances": 0, "hours": 0.0})
             total["utterances"] += 1
             total["hours"] += (row["seconds"] or 0.0) / 3600

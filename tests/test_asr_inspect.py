@@ -205,6 +205,20 @@ def test_a_row_that_is_no_cut_of_speech_is_named(part, value, prepared, inspect)
     assert "features/train.jsonl.gz: utterance train-1: not a cut of speech" in said
 
 
+@pytest.mark.parametrize(
+    ("listing", "row", "said"),
+    [
+        ("manifests/rejected.jsonl", {"id": "a", "seconds": 1}, "row 2 lacks reason"),
+        ("tokens/train.jsonl", {"id": "a"}, "row 2 lacks tokens"),
+        ("tokens/train.jsonl", ["a"], "row 2 lacks tokens"),
+    ],
+)
+def test_a_row_of_a_list_that_lacks_something_is_named(listing, row, said, prepared, inspect):
+    first = (prepared / listing).read_text().splitlines()[0]
+    (prepared / listing).write_text(f"{first}\n{json.dumps(row)}\n")
+    assert f"{listing}: {said}; mend the line" in inspect(prepared, status=1)
+
+
 def test_an_unreadable_place_of_features_is_told(prepared, inspect):
     def lost(row):
         return {**row, "features": {**row["features"], "storage_key": "12"}}

@@ -103,6 +103,7 @@ def test_a_dry_run_prints_every_job_and_what_it_waits_for(tmp_path):
         (["--system", "two_tier"], []),
         (["--system", "two_tier", "--system", "single"], ["two_tier"]),
         (["--system", "bmuf", "--system", "single", "--baseline", "single"], ["single"]),
+        (["--system", "two_tier", "--baseline", "bmuf"], ["bmuf"]),  # trained before
     ],
 )
 def test_the_baseline_is_one_of_the_systems(tmp_path, words, baseline):

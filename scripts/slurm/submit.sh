@@ -128,9 +128,10 @@ submit_training() {
         "$root/scripts/slurm/train.sh" "$recipe" "$dir" "$interpreter" "$name" "${remaining_words[@]}"
 }
 
-# choose_baseline: print what the other systems are held against; nothing if there is no other.
+# choose_baseline: print what the systems are held against (it may have been trained before); nothing
+# if none is named and there is but one system.
 choose_baseline() {
-    ((${#systems[@]} > 1)) || return 0
+    [[ -n $baseline ]] || ((${#systems[@]} > 1)) || return 0
     if [[ -z $baseline && " ${systems[*]} " == *" bmuf "* ]]; then
         baseline=bmuf
     fi
