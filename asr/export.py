@@ -68,7 +68,7 @@ def describe(finished: FinishedModel) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "architecture": dataclasses.asdict(finished.model.config),
-        "streams": finished.streams,
+        "streams": finished.model.config.streams,
         "features": finished.fbank.to_dict(),
         # In the graph already: for those who take the weights alone.
         "normalisation": {

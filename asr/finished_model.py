@@ -25,12 +25,6 @@ class FinishedModel(NamedTuple):
     tokenizer: Tokenizer
     token_model: Path
 
-    @property
-    def streams(self) -> bool:
-        """Whether it hears without knowing what comes."""
-        config = self.model.config
-        return not (config.bidirectional or config.utterance_mean)
-
 
 def open_model(path: Path) -> FinishedModel:
     """Read a folder that ``python -m asr export`` wrote, or a model file.
