@@ -71,17 +71,18 @@ def words_of(spans: Iterable[TokenSpan], pieces: Sequence[str]) -> Iterator[Word
         piece = pieces[span.token]
         if piece.startswith(WORD_BEGIN) or span.token == UNKNOWN:
             if text:
-                yield _word(text, members)
+                yield word_of(text, members)
             text, members = "", []
         if span.token == UNKNOWN:  # a word of its own
-            yield _word(UNKNOWN_TEXT, [span])
+            yield word_of(UNKNOWN_TEXT, [span])
         elif letters := piece.removeprefix(WORD_BEGIN):
             text += letters
             members.append(span)
     if text:
-        yield _word(text, members)
+        yield word_of(text, members)
 
 
-def _word(text: str, members: Sequence[TokenSpan]) -> Word:
+def word_of(text: str, members: Sequence[TokenSpan]) -> Word:
+    """The word ``text`` from the spans of its tokens, at least one."""
     confidence = sum(span.probability for span in members) / len(members)
     return Word(text, members[0].start, members[-1].end, confidence)

@@ -74,7 +74,7 @@ def test_real_speech_in_one_piece_and_in_parts(tmp_path, capsys):
         assert capsys.readouterr().out == f"{file}\t{text}\n" and text
         parts = list(log_probs_of(finished, np.array_split(samples, 50)))
         one = torch.cat(list(log_probs_of(finished, [samples])))
-        assert len(parts) > 5 and torch.equal(torch.cat(parts), one)
+        assert len(parts) > 2 and torch.equal(torch.cat(parts), one)
 
 
 def test_json_has_times_and_confidences(tmp_path, system, capsys):
