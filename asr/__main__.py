@@ -27,6 +27,10 @@ STAGES = {
 OTHERS = {
     "plan": ("asr.plan", "what a run will need: disk, hours, steps, bytes, memory"),
     "inspect": ("asr.inspect", "look at an utterance, a manifest, features, or a directory"),
+    "export": ("asr.export", "write a trained model as one folder, with ONNX"),
+    "transcribe": ("asr.transcribe", "write down what is said in audio files, or on stdin"),
+    "align": ("asr.forced_alignment", "when each word of the transcripts is said; wrong ones"),
+    "average": ("asr.average", "a system whose model is the mean of a trained one's last or best"),
 }
 VERBS = {**STAGES, **OTHERS}
 
@@ -37,8 +41,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, (_, help_text) in VERBS.items():
         options = verbs.add_parser(verb, help=help_text, description=help_text)
-        if verb == "inspect":
-            _add_inspection_options(options)
+        if verb in WITHOUT_RECIPE:
+            options.set_defaults(recipe=Path(), overrides=[])
+            WITHOUT_RECIPE[verb](options)
             continue
         options.add_argument("--recipe", type=Path, required=True, help="folder with conf/*.yaml")
         options.add_argument("--dir", type=Path, required=True, help="where all outputs go")
@@ -48,6 +53,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             _add_training_options(options)
         if verb == "plan":
             _add_plan_options(options)
+        if verb == "align":
+            _add_alignment_options(options)
+        if verb == "average":
+            _add_averaging_options(options)
         options.add_argument(
             "overrides", nargs="*", metavar="key=value", help="set one configuration value"
         )
@@ -87,13 +96,59 @@ def _add_plan_options(options: argparse.ArgumentParser) -> None:
 
 
 def _add_inspection_options(options: argparse.ArgumentParser) -> None:
-    options.set_defaults(recipe=Path(), overrides=[])  # it needs neither
     options.add_argument(
         "what", help="a directory that stages have filled, a manifest, a file of features, or an id"
     )
     options.add_argument("--dir", type=Path, default=Path(), help="where to look for an id")
     options.add_argument("--json", action="store_true", help="print JSON")
     options.add_argument("--out", type=Path, help="write a picture (PNG) into this folder, too")
+
+
+def _add_model_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--model", type=Path, help="a folder that export wrote, or a model.pt")
+    options.add_argument(
+        "--dir", type=Path, help="in place of --model: where the stages' outputs are"
+    )
+    options.add_argument("--system", help="with --dir: a system that was trained there")
+
+
+def _add_export_options(options: argparse.ArgumentParser) -> None:
+    _add_model_options(options)
+    options.add_argument("--out", type=Path, required=True, help="the folder to write")
+
+
+def _add_transcription_options(options: argparse.ArgumentParser) -> None:
+    _add_model_options(options)
+    options.add_argument(
+        "files", nargs="+", metavar="FILE", help="audio; - is 16-bit little-endian PCM on stdin"
+    )
+    options.add_argument("--rate", type=int, help="samples a second of what comes on stdin")
+    options.add_argument("--channel", help="of audio with several: its number from 0, or mix")
+    options.add_argument(
+        "--json", action="store_true", help="a JSON object a line, with times and confidence"
+    )
+
+
+def _add_alignment_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--system", required=True, help="a trained system")
+    options.add_argument("--split", help="a split of the corpus; its test sets if not given")
+    options.add_argument("--force", action="store_true", help="run even if done before")
+
+
+def _add_averaging_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--system", required=True, help="a trained system")
+    number = options.add_mutually_exclusive_group(required=True)
+    number.add_argument("--last", type=int, metavar="N", help="the last N models evaluated")
+    number.add_argument("--best", type=int, metavar="N", help="the N best on dev of those kept")
+    options.add_argument("--force", action="store_true", help="run even if done before")
+
+
+# Verbs that need no recipe, and no overrides.
+WITHOUT_RECIPE = {
+    "inspect": _add_inspection_options,
+    "export": _add_export_options,
+    "transcribe": _add_transcription_options,
+}
 
 
 def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +159,31 @@ def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
         return {"systems": arguments.system, "json": arguments.json, "sample": arguments.sample}
     if arguments.verb == "inspect":
         return {"what": arguments.what, "as_json": arguments.json, "out": arguments.out}
+    if arguments.verb == "export":
+        return {"model": _chosen_model(arguments), "out": arguments.out}
+    if arguments.verb == "transcribe":
+        return {
+            "model": _chosen_model(arguments),
+            "files": arguments.files,
+            "rate": arguments.rate,
+            "channel": arguments.channel,
+            "as_json": arguments.json,
+        }
+    if arguments.verb == "align":
+        return {"system": arguments.system, "split": arguments.split}
+    if arguments.verb == "average":
+        return {"system": arguments.system, "last": arguments.last, "best": arguments.best}
     return {}
+
+
+def _chosen_model(arguments: argparse.Namespace) -> Path:
+    """The model's path; UserError unless it is named in one of the two ways."""
+    model, root, system = arguments.model, arguments.dir, arguments.system
+    if model is not None and root is None and system is None:
+        return model
+    if model is None and root is not None and system is not None:
+        return root / "train" / system / "model.pt"
+    raise UserError("name the model by --model FOLDER, or by both --dir and --system")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -120,7 +199,7 @@ def main(words: list[str] | None = None) -> int:
     )
     workspace = Workspace(
         recipe=arguments.recipe,
-        root=arguments.dir,
+        root=arguments.dir or Path(),
         overrides=tuple(arguments.overrides),
         force=getattr(arguments, "force", False),
         verify=getattr(arguments, "verify", False),

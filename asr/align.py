@@ -11,7 +11,7 @@ least total, the first of this list is taken:
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -92,6 +92,12 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> Alignment:
 def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
     """Align two lists of words and count the errors."""
     return ErrorCounts.of(align(reference, hypothesis))
+
+
+def total_errors(references: Mapping[str, str], hypotheses: Mapping[str, str]) -> ErrorCounts:
+    """The errors of all ``hypotheses`` together, each against the reference of its id."""
+    counts = (count_errors(references[i].split(), heard.split()) for i, heard in hypotheses.items())
+    return sum(counts, ErrorCounts())
 
 
 def operations(alignment: Alignment) -> list[str]:

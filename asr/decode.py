@@ -131,8 +131,8 @@ def _decode_system(
     path = workspace.directory(f"train/{system}") / "model.pt"
     model, travels_with = load_model(path)
     features, tokens = workspace.directory("features"), workspace.directory("tokens")
-    _check_same(path, "features", travels_with, read_json(features / STATISTICS)["features"])
-    _check_same(path, "tokens", travels_with, read_json(tokens / "tokens.json"))
+    check_same(path, "features", travels_with, read_json(features / STATISTICS)["features"])
+    check_same(path, "tokens", travels_with, read_json(tokens / "tokens.json"))
     tokenizer = Tokenizer(tokens / "tokens.model")
     outputs: list[Path] = []
     counts, measured = {}, {}
@@ -161,8 +161,8 @@ def _decode_system(
     return StageResult(counts, outputs, measured)
 
 
-def _check_same(model: Path, part: str, travels_with: Mapping[str, Any], now: Any) -> None:
-    """UserError unless the model was trained with what stage ``part`` gives now."""
+def check_same(model: Path, part: str, travels_with: Mapping[str, Any], now: Any) -> None:
+    """UserError unless the model at ``model`` was trained with what stage ``part`` gives now."""
     then = travels_with[part]
     if then == now:
         return

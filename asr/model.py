@@ -15,6 +15,9 @@ from asr.frames import STACKED_FRAMES, stacked_length
 
 FORMAT_VERSION = 1
 
+# Hidden and cell values, (layers, N, D) each.
+LstmState = tuple[Tensor, Tensor]
+
 
 @dataclasses.dataclass
 class ModelConfig:
@@ -38,6 +41,11 @@ class ModelConfig:
             raise ValueError(f"model.projection={self.projection}: from 0 to hidden - 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout={self.dropout}: from 0 to below 1")
+
+    @property
+    def streams(self) -> bool:
+        """Whether the model hears without knowing what comes."""
+        return not (self.bidirectional or self.utterance_mean)
 
 
 class AcousticModel(nn.Module):
@@ -73,20 +81,36 @@ class AcousticModel(nn.Module):
 
         The result is float32 log-probabilities, whatever autocast computes the LSTM in.
         """
-        batch, frames, bins = features.shape
-        stacks, out_lengths = stacked_length(frames), stacked_length(lengths)
+        stacks, out_lengths = stacked_length(features.shape[1]), stacked_length(lengths)
         normalised = (features[:, : stacks * STACKED_FRAMES] - self.mean) / self.std
         if self.config.utterance_mean:
             normalised = without_mean(normalised, out_lengths * STACKED_FRAMES)
-        stacked = normalised.reshape(batch, stacks, STACKED_FRAMES * bins)  # (N, T // 3, 3 F)
+        stacked = normalised.reshape(
+            len(features), stacks, self.lstm.input_size
+        )  # (N, T // 3, 3 F)
         if self.config.bidirectional:
             # Packed sequences are cuDNN's own; on a CPU they cost twice the time of padded ones.
             both = self._packed if stacked.is_cuda else self._forward_and_back
             hidden = both(stacked, out_lengths)
         else:
             hidden, _ = self.lstm(stacked)
-        logits = self.output(hidden)  # (N, T // 3, V)
-        return logits.float().log_softmax(dim=-1), out_lengths
+        return self._log_probs(hidden), out_lengths
+
+    def go_on(self, features: Tensor, state: LstmState | None) -> tuple[Tensor, LstmState]:
+        """Features ``(N, T, F)`` that follow those which left ``state`` (None: the first ones).
+
+        T is a multiple of 3. Gives log-probabilities ``(N, T // 3, V)`` and the state after them.
+        ValueError for a model that must know what comes (``streams`` false).
+        """
+        if not self.config.streams:
+            raise ValueError("a model that needs the whole utterance cannot go on from a state")
+        normalised = (features - self.mean) / self.std
+        stacked = normalised.reshape(len(features), -1, self.lstm.input_size)  # (N, T // 3, 3 F)
+        hidden, after = self.lstm(stacked, state)
+        return self._log_probs(hidden), after
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        return self.output(hidden).float().log_softmax(dim=-1)  # (N, T // 3, V)
 
     def _packed(self, stacked: Tensor, lengths: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(

@@ -115,7 +115,10 @@ class TrainConfig:
     the share of a subgroup's gradients with NaN or infinity above which training stops;
     ``max_density`` is what the mean sent density after the ramp must not exceed for a GTC run to
     count as done. ``corpus_weights`` says how often an epoch has a corpus' utterances, where not
-    once: at 1.5 all of them, and a random half again.
+    once: at 1.5 all of them, and a random half again. ``keep_models`` of the models evaluated last
+    stay for ``python -m asr average``. ``ema``: evaluated and kept is not the model but an
+    exponential moving average of it, of this decay a step; with BMUF a block, and a step of its
+    synchronous warm-up.
     """
 
     title: str
@@ -127,6 +130,8 @@ class TrainConfig:
     bf16: bool = False
     clip: float | None = 1.0
     evaluations: int = 8
+    keep_models: int = 8
+    ema: float | None = None
     checkpoint_minutes: float | None = 20.0
     timeout_seconds: float = 600.0
     max_not_finite: float = 0.05
@@ -153,6 +158,10 @@ class TrainConfig:
             raise ValueError(
                 f"checkpoint_minutes={self.checkpoint_minutes}: must be positive, or null"
             )
+        if self.keep_models < 0:
+            raise ValueError(f"keep_models={self.keep_models}: 0 or more")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema={self.ema}: between 0 and 1, or null")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip={self.clip}: must be positive, or null")
         if not self.optimizer.learning_rate > 0:

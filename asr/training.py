@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from asr.align import ErrorCounts, count_errors
+from asr.align import ErrorCounts, total_errors
 from asr.checkpoint_clock import CheckpointClock
 from asr.config import load_config, to_dict
 from asr.data import Batch, BatchStream, UtteranceSet
 from asr.decode import recognise
+from asr.ema import WeightAverage
 from asr.errors import Stopped, UserError
+from asr.evaluated_models import MODELS, forget_after, keep_model
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_json
 from asr.interruption import asked_to_stop
@@ -123,6 +125,7 @@ class SystemTrainer:
             config.outer.make(),
             config.clip,
         )
+        self.average = None if config.ema is None else WeightAverage(self.model, config.ema)
         self.progress = Progress()
         torch.manual_seed(config.seed + 1 + self.topology.rank)  # dropout differs between ranks
 
@@ -139,6 +142,7 @@ class SystemTrainer:
         writer = None
         if self.topology.rank == 0:
             log.info("%s: %s", self.system, self.topology.describe())
+            forget_after(self.directory / MODELS, self.trainer.steps)
             writer = SummaryWriter(
                 str(self.directory / "tensorboard"), purge_step=self.trainer.steps + 1
             )
@@ -162,7 +166,9 @@ class SystemTrainer:
             if evaluated or self._may_save():
                 self._save_if_due(writer, due=evaluated)
             begin = time.monotonic()
-        self._account_block(self.trainer.finish())
+        if (last_block := self.trainer.finish()) is not None:
+            self._account_block(last_block)
+            self._follow()
         self._evaluate(writer)
         bar.close()
         if writer is not None:
@@ -201,7 +207,14 @@ class SystemTrainer:
             self.progress.unaligned += unaligned
         self.report = self.trainer.step(samples=frames)
         self._account(self.report)
+        if self.trainer.at_block_start:
+            self._follow()
         return loss
+
+    def _follow(self) -> None:
+        """Take the model, which all ranks have alike now, into the average."""
+        if self.average is not None:
+            self.average.update(self.trainer.model_for_eval())
 
     def _loss(self, batch: Batch) -> tuple[Tensor, int, int]:
         """CTC loss a frame, the frames, and how many utterances could not be aligned."""
@@ -292,19 +305,23 @@ class SystemTrainer:
         return {step for step in spread if 0 < step < self.steps}
 
     def _evaluate(self, writer: SummaryWriter | None) -> None:
-        """Dev WER of the model to evaluate, every rank a share; rank 0 keeps the best model."""
-        model = self.trainer.model_for_eval()
+        """Dev WER of the model to evaluate, every rank a share; rank 0 keeps it, and the best."""
+        average = None if self.average is None else self.average.model
+        model = average or self.trainer.model_for_eval()
         assert isinstance(model, AcousticModel)
         share = range(self.topology.rank, len(self.dev), self.topology.world_size)
         hypotheses = recognise(
             model, self.dev, self.tokenizer, self.config.batch_frames, indices=share
         )
-        counts = ErrorCounts()
-        for utterance, hypothesis in hypotheses.items():
-            counts += count_errors(self.dev_texts[utterance].split(), hypothesis.split())
+        counts = total_errors(self.dev_texts, hypotheses)
         total = sum(self.topology.world.gather_objects(counts), ErrorCounts())
         wer = total.rate
         assert wer is not None  # stage 1 refuses a dev set without words
+        if self.topology.rank == 0:
+            keep_model(
+                *(self.directory / MODELS, self.trainer.steps, wer, model, self.travels_with),
+                self.config.keep_models,
+            )
         if self.progress.best_dev_wer is None or wer < self.progress.best_dev_wer:
             self.progress.best_dev_wer, self.progress.best_step = wer, self.trainer.steps
             if self.topology.rank == 0:
@@ -345,6 +362,7 @@ class SystemTrainer:
                 "progress": dataclasses.asdict(self.progress),
                 "stream": self.stream.state_dict(),
                 "must_not_change": self._must_not_change(),
+                "average": None if self.average is None else self.average.state_dict(),
             },
             rank={"random": _random_state(self.device)},
         )
@@ -360,6 +378,8 @@ class SystemTrainer:
             group.update({key: configured[key] for key in configured if key != "params"})
         self.progress = Progress(**shared["progress"])
         self.stream.load_state_dict(shared["stream"])
+        if self.average is not None and shared.get("average") is not None:
+            self.average.load_state_dict(shared["average"])
         if rank is not None:
             _set_random_state(rank["random"], self.device)
         if self.topology.rank == 0:
