@@ -90,6 +90,32 @@ def run(workspace: Workspace, system: str, split: str | None) -> None:
         run_stage(workspace, f"align/{system}/{name}", config, inputs, build)
 
 
+def open_system(workspace: Workspace, system: str) -> FinishedModel:
+    """The system's model; UserError unless the stages have its features and tokens."""
+    finished = open_model(workspace.directory(f"train/{system}") / "model.pt")
+    statistics = read_json(workspace.directory("features") / STATISTICS)
+    travels_with = {"features": finished.fbank.to_dict()}
+    check_same(finished.path, "features", travels_with, statistics["features"])
+    return finished
+
+
+def log_probs_by_id(
+    finished: FinishedModel, utterances: UtteranceSet, batch_frames: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Each utterance's id and log-probabilities ``(T, V)``."""
+    audible = [i for i, frames in enumerate(utterances.frames) if stacked_length(frames)]
+    for index in sorted(set(range(len(utterances))) - set(audible)):
+        yield utterances.id(index), torch.zeros(0, finished.tokenizer.size)
+    with tqdm(total=len(audible), desc="align", unit="utt", leave=False, disable=None) as bar:
+        for batch in batches_by_length(audible, utterances.frames, batch_frames):
+            features, lengths = pad([utterances.load(index) for index in batch])
+            with torch.inference_mode():
+                log_probs, out_lengths = finished.model(features, lengths)
+            for index, one, length in zip(batch, log_probs, out_lengths.tolist(), strict=True):
+                yield utterances.id(index), one[:length]
+            bar.update(len(batch))
+
+
 def align_tokens(log_probs: Tensor, tokens: Sequence[int]) -> Aligned | None:
     """The most probable path of ``tokens`` through ``log_probs`` ``(T, V)``.
 
@@ -138,13 +164,13 @@ def ctm_lines(utterance: str, words: Iterable[Word], frame_seconds: float) -> It
 def _align_split(
     workspace: Workspace, system: str, split: str, config: AlignmentConfig, directory: Path
 ) -> StageResult:
-    finished = _open(workspace, system)
+    finished = open_system(workspace, system)
     frame_seconds = STACKED_FRAMES * finished.fbank.frame_shift
     rows = {row["id"]: row for row in read_jsonl(workspace.directory("tokens") / f"{split}.jsonl")}
     lines: dict[str, list[str]] = {}
     scores: list[dict[str, Any]] = []
     utterances = UtteranceSet.of_split(workspace, split)
-    for name, log_probs in _hear(finished, utterances, config.batch_frames):
+    for name, log_probs in log_probs_by_id(finished, utterances, config.batch_frames):
         row = rows[name]
         aligned = align_tokens(log_probs, row["tokens"])
         heard = finished.tokenizer.decode([span.token for span in best_path([log_probs])])
@@ -168,29 +194,3 @@ def _align_split(
     )
     counts = {"utterances": len(scores), "flagged": len(flagged), "limit": round(limit, 4)}
     return StageResult(counts, [directory / CTM, directory / SCORES])
-
-
-def _open(workspace: Workspace, system: str) -> FinishedModel:
-    """The system's model; UserError unless the stages have its features and tokens."""
-    finished = open_model(workspace.directory(f"train/{system}") / "model.pt")
-    statistics = read_json(workspace.directory("features") / STATISTICS)
-    travels_with = {"features": finished.fbank.to_dict()}
-    check_same(finished.path, "features", travels_with, statistics["features"])
-    return finished
-
-
-def _hear(
-    finished: FinishedModel, utterances: UtteranceSet, batch_frames: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Each utterance's id and log-probabilities ``(T, V)``."""
-    audible = [i for i, frames in enumerate(utterances.frames) if stacked_length(frames)]
-    for index in sorted(set(range(len(utterances))) - set(audible)):
-        yield utterances.id(index), torch.zeros(0, finished.tokenizer.size)
-    with tqdm(total=len(audible), desc="align", unit="utt", leave=False, disable=None) as bar:
-        for batch in batches_by_length(audible, utterances.frames, batch_frames):
-            features, lengths = pad([utterances.load(index) for index in batch])
-            with torch.inference_mode():
-                log_probs, out_lengths = finished.model(features, lengths)
-            for index, one, length in zip(batch, log_probs, out_lengths.tolist(), strict=True):
-                yield utterances.id(index), one[:length]
-            bar.update(len(batch))
