@@ -139,7 +139,11 @@ def align_tokens(log_probs: Tensor, tokens: Sequence[int]) -> Aligned | None:
 
 
 def transcript_words(text: str, spans: Sequence[TokenSpan], pieces: Sequence[str]) -> list[Word]:
-    """The words of ``text`` at the places of its tokens."""
+    """The words of ``text`` at the places of its tokens.
+
+    None of them where the token model does not know the white space between them (trained on
+    single words, say): an unknown token may then be the end of one and the beginning of another.
+    """
     groups: list[list[TokenSpan]] = []
     begins = True
     for span in spans:
@@ -151,7 +155,10 @@ def transcript_words(text: str, spans: Sequence[TokenSpan], pieces: Sequence[str
             groups.append([])
         groups[-1].append(span)
         begins = False
-    return [word_of(word, group) for word, group in zip(text.split(), groups, strict=True)]
+    words = text.split()
+    if len(words) != len(groups):
+        return []
+    return [word_of(word, group) for word, group in zip(words, groups, strict=True)]
 
 
 def ctm_lines(utterance: str, words: Iterable[Word], frame_seconds: float) -> Iterator[str]:
@@ -190,7 +197,7 @@ def _align_split(
     log.info(
         "%s on %s: %d of %d transcripts do not fit what is heard (over %.2f nats a token)%s",
         *(system, split, len(flagged), len(scores), limit),
-        f": {' '.join(flagged[:5])} ..., see {directory / SCORES}" if flagged else "",
+        f", {flagged[0]} least; see {directory / SCORES}" if flagged else "",
     )
     counts = {"utterances": len(scores), "flagged": len(flagged), "limit": round(limit, 4)}
     return StageResult(counts, [directory / CTM, directory / SCORES])

@@ -55,6 +55,7 @@ def test_words_take_their_tokens_places():
         ("ät", 10, 13, 0.5),
         ("on", 20, 22, 0.25),
     ]
+    assert transcript_words("one at a time", spans, pieces) == []  # too few are begun
     assert list(ctm_lines("u", words, 0.03)) == [
         "u 1 0.06 0.15 one 0.750\n",
         "u 1 0.30 0.09 ät 0.500\n",
