@@ -7,9 +7,10 @@ import pytest
 import soundfile
 import torch
 from an4_helpers import an4_utterances, needs_an4
-from speech_helpers import RATE, finish_stage, make_cut, workspace, write_manifests
+from speech_helpers import RATE, RECIPE, finish_stage, make_cut, workspace, write_manifests
 
 from asr import features, forced_alignment, tokens
+from asr.__main__ import main
 from asr.data import UtteranceSet, collate
 from asr.errors import UserError
 from asr.files import read_json, read_jsonl
@@ -126,7 +127,8 @@ def train(root):
 
 @needs_an4
 def test_right_transcripts_pass_and_their_words_have_times(trained):
-    forced_alignment.run(workspace(trained), "single", None)
+    command = ["align", "--recipe", str(RECIPE), "--dir", str(trained), "--system", "single"]
+    assert main(command) == 0
     folder = trained / "align/single/test-a"
     scores = read_jsonl(folder / "scores.jsonl")
     assert len(scores) == 8 and not any(score["flagged"] for score in scores)
