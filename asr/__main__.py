@@ -56,7 +56,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         if verb == "align":
             _add_alignment_options(options)
         if verb == "average":
+            options.set_defaults(overrides=[])
             _add_averaging_options(options)
+            continue
         options.add_argument(
             "overrides", nargs="*", metavar="key=value", help="set one configuration value"
         )

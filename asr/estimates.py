@@ -97,7 +97,8 @@ class Machines:
 
 @dataclasses.dataclass(frozen=True)
 class SystemPlan:
-    """What one system needs. Bytes; ``memory`` by what takes it, ``checkpoint`` by part.
+    """What one system needs. Bytes; ``memory`` by what takes it, ``checkpoint`` by part;
+    ``evaluated_models`` of those that stay on disk.
 
     ``levels`` has tier 1's payload and wire bytes a rank and step, by level, when the density has
     come to its end; ``run_bytes`` the wire bytes of a rank over the whole run, the denser beginning
@@ -126,6 +127,7 @@ class SystemPlan:
     link_milliseconds: float
     memory: dict[str, float]
     checkpoint: dict[str, int]
+    evaluated_models: int
     warnings: list[str]
 
     @property
@@ -201,6 +203,7 @@ def plan_system(name: str, config: TrainConfig, data: Data, machines: Machines) 
         link_milliseconds=1e3 * 8 * link / (machines.link_gigabits * GIGA),
         memory=_memory(config, data, world, layout, steps),
         checkpoint=checkpoint(config, world, model, steps),
+        evaluated_models=costs.FLOAT * layout.total * min(config.keep_models, config.evaluations),
         warnings=tier_failures(summary, config),
     )
     plan.warnings.extend(_more_warnings(plan, machines, step))
@@ -274,7 +277,11 @@ def checkpoint(
     held = optimizer_state_bytes(config.optimizer, model)
     if outer is not None and outer.resets(config.optimizer.make(list(model.parameters()))):
         held = 0
-    return costs.checkpoint_bytes(world, inner, outer, ParameterLayout.of(model), held)
+    layout = ParameterLayout.of(model)
+    parts = costs.checkpoint_bytes(world, inner, outer, layout, held)
+    if config.ema is not None:
+        parts["average of the weights"] = costs.FLOAT * layout.total
+    return parts
 
 
 def _memory(
@@ -290,6 +297,7 @@ def _memory(
         "gradients": parameters,
         "optimizer": optimizer_state_bytes(config.optimizer, model),
         **{name: float(size) for name, size in held.items() if size},
+        **({} if config.ema is None else {"average of the weights": parameters}),
         "about: bf16 copies of the weights": parameters / 2 if config.bf16 else 0.0,
         "about: copies at a block's end": costs.passing_memory(world, inner, outer, layout),
         "about: activations": activation_bytes(config, data),

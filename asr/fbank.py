@@ -16,7 +16,7 @@ class LogMelFbankConfig:
 
     ``sample_scale`` multiplies samples in [-1, 1] (32768: Kaldi's int16 range). A ``high_freq``
     of 0 or less counts from the Nyquist frequency. Back-end ``lhotse`` is the fast one,
-    ``kaldi`` (kaldi-native-fbank) the reference and the one that can stream. They agree within
+    ``kaldi`` (kaldi-native-fbank) the reference; both stream. They agree within
     2e-4 in bins up to 70 dB below the frame's loudest, and beyond that within what float32
     spectra resolve (about 2e-3 at 90 dB). Raises
     ValueError for a frequency range outside the sampling rate's.
@@ -184,9 +184,9 @@ class _KaldiFbank:
 
 
 def kaldi_options(config: LogMelFbankConfig) -> kaldi_native_fbank.FbankOptions:
-    """The same features as options of kaldi-native-fbank, for streaming.
+    """The same features as options of kaldi-native-fbank.
 
-    The stream takes samples multiplied by ``config.sample_scale``.
+    Its stream takes samples multiplied by ``config.sample_scale``.
     """
     options = kaldi_native_fbank.FbankOptions()
     frame = options.frame_opts

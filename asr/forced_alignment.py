@@ -90,6 +90,32 @@ def run(workspace: Workspace, system: str, split: str | None) -> None:
         run_stage(workspace, f"align/{system}/{name}", config, inputs, build)
 
 
+def open_system(workspace: Workspace, system: str) -> FinishedModel:
+    """The system's model; UserError unless the stages have its features and tokens."""
+    finished = open_model(workspace.directory(f"train/{system}") / "model.pt")
+    statistics = read_json(workspace.directory("features") / STATISTICS)
+    travels_with = {"features": finished.fbank.to_dict()}
+    check_same(finished.path, "features", travels_with, statistics["features"])
+    return finished
+
+
+def log_probs_by_id(
+    finished: FinishedModel, utterances: UtteranceSet, batch_frames: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Each utterance's id and log-probabilities ``(T, V)``."""
+    audible = [i for i, frames in enumerate(utterances.frames) if stacked_length(frames)]
+    for index in sorted(set(range(len(utterances))) - set(audible)):
+        yield utterances.id(index), torch.zeros(0, finished.tokenizer.size)
+    with tqdm(total=len(audible), desc="align", unit="utt", leave=False, disable=None) as bar:
+        for batch in batches_by_length(audible, utterances.frames, batch_frames):
+            features, lengths = pad([utterances.load(index) for index in batch])
+            with torch.inference_mode():
+                log_probs, out_lengths = finished.model(features, lengths)
+            for index, one, length in zip(batch, log_probs, out_lengths.tolist(), strict=True):
+                yield utterances.id(index), one[:length]
+            bar.update(len(batch))
+
+
 def align_tokens(log_probs: Tensor, tokens: Sequence[int]) -> Aligned | None:
     """The most probable path of ``tokens`` through ``log_probs`` ``(T, V)``.
 
@@ -113,7 +139,11 @@ def align_tokens(log_probs: Tensor, tokens: Sequence[int]) -> Aligned | None:
 
 
 def transcript_words(text: str, spans: Sequence[TokenSpan], pieces: Sequence[str]) -> list[Word]:
-    """The words of ``text`` at the places of its tokens."""
+    """The words of ``text`` at the places of its tokens.
+
+    None of them where the token model does not know the white space between them (trained on
+    single words, say): an unknown token may then be the end of one and the beginning of another.
+    """
     groups: list[list[TokenSpan]] = []
     begins = True
     for span in spans:
@@ -125,7 +155,10 @@ def transcript_words(text: str, spans: Sequence[TokenSpan], pieces: Sequence[str
             groups.append([])
         groups[-1].append(span)
         begins = False
-    return [word_of(word, group) for word, group in zip(text.split(), groups, strict=True)]
+    words = text.split()
+    if len(words) != len(groups):
+        return []
+    return [word_of(word, group) for word, group in zip(words, groups, strict=True)]
 
 
 def ctm_lines(utterance: str, words: Iterable[Word], frame_seconds: float) -> Iterator[str]:
@@ -138,13 +171,13 @@ def ctm_lines(utterance: str, words: Iterable[Word], frame_seconds: float) -> It
 def _align_split(
     workspace: Workspace, system: str, split: str, config: AlignmentConfig, directory: Path
 ) -> StageResult:
-    finished = _open(workspace, system)
+    finished = open_system(workspace, system)
     frame_seconds = STACKED_FRAMES * finished.fbank.frame_shift
     rows = {row["id"]: row for row in read_jsonl(workspace.directory("tokens") / f"{split}.jsonl")}
     lines: dict[str, list[str]] = {}
     scores: list[dict[str, Any]] = []
     utterances = UtteranceSet.of_split(workspace, split)
-    for name, log_probs in _hear(finished, utterances, config.batch_frames):
+    for name, log_probs in log_probs_by_id(finished, utterances, config.batch_frames):
         row = rows[name]
         aligned = align_tokens(log_probs, row["tokens"])
         heard = finished.tokenizer.decode([span.token for span in best_path([log_probs])])
@@ -164,33 +197,7 @@ def _align_split(
     log.info(
         "%s on %s: %d of %d transcripts do not fit what is heard (over %.2f nats a token)%s",
         *(system, split, len(flagged), len(scores), limit),
-        f": {' '.join(flagged[:5])} ..., see {directory / SCORES}" if flagged else "",
+        f", {flagged[0]} least; see {directory / SCORES}" if flagged else "",
     )
     counts = {"utterances": len(scores), "flagged": len(flagged), "limit": round(limit, 4)}
     return StageResult(counts, [directory / CTM, directory / SCORES])
-
-
-def _open(workspace: Workspace, system: str) -> FinishedModel:
-    """The system's model; UserError unless the stages have its features and tokens."""
-    finished = open_model(workspace.directory(f"train/{system}") / "model.pt")
-    statistics = read_json(workspace.directory("features") / STATISTICS)
-    travels_with = {"features": finished.fbank.to_dict()}
-    check_same(finished.path, "features", travels_with, statistics["features"])
-    return finished
-
-
-def _hear(
-    finished: FinishedModel, utterances: UtteranceSet, batch_frames: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Each utterance's id and log-probabilities ``(T, V)``."""
-    audible = [i for i, frames in enumerate(utterances.frames) if stacked_length(frames)]
-    for index in sorted(set(range(len(utterances))) - set(audible)):
-        yield utterances.id(index), torch.zeros(0, finished.tokenizer.size)
-    with tqdm(total=len(audible), desc="align", unit="utt", leave=False, disable=None) as bar:
-        for batch in batches_by_length(audible, utterances.frames, batch_frames):
-            features, lengths = pad([utterances.load(index) for index in batch])
-            with torch.inference_mode():
-                log_probs, out_lengths = finished.model(features, lengths)
-            for index, one, length in zip(batch, log_probs, out_lengths.tolist(), strict=True):
-                yield utterances.id(index), one[:length]
-            bar.update(len(batch))

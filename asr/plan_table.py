@@ -75,6 +75,7 @@ def _systems(plans: Sequence[SystemPlan], machines: Machines) -> list[str]:
             f"  {CHECKPOINTS_AT_ONCE} at once on disk",
             lambda p: bytes_text(CHECKPOINTS_AT_ONCE * p.checkpoint_bytes),
         ),
+        ("models of evaluations on disk", lambda p: bytes_text(p.evaluated_models)),
     ]
     table = [["system", *(plan.name for plan in plans)]]
     table += [[label, *(value(plan) for plan in plans)] for label, value in rows]

@@ -97,7 +97,8 @@ def _transcribe(
                 yield part
 
     live = name == STDIN and not as_json
-    if rate is not None and name == STDIN:
+    if name == STDIN:
+        assert rate is not None  # run has asked for it
         audio = pcm_blocks(cast(io.BufferedReader, sys.stdin.buffer), rate, model_rate)
     else:
         audio = file_blocks(Path(name), model_rate, channel)

@@ -7,6 +7,7 @@ import torch
 from speech_helpers import prepare_noise, small_recipe
 
 from asr import average, decode, training
+from asr.__main__ import main
 from asr.config import dump_yaml
 from asr.ema import WeightAverage
 from asr.errors import Stopped, UserError
@@ -163,8 +164,9 @@ def test_training_follows_the_average_and_resumes_exactly(prepared, monkeypatch,
 def test_an_averaged_system_is_a_system(prepared, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     seen = dict(train(prepared, "plain", monkeypatch))
-    average.run(prepared, "plain", last=2, best=None)
-    average.run(prepared, "plain", last=None, best=1)
+    command = ["average", "--recipe", str(prepared.recipe), "--dir", str(prepared.root)]
+    assert main([*command, "--system", "plain", "--last", "2"]) == 0
+    assert main([*command, "--system", "plain", "--best", "1"]) == 0
     steps = [model.step for model in evaluated_models(prepared.directory("train/plain/models"))]
     assert len(steps) == 3 and all(step in seen for step in steps)
     model, _ = load_model(prepared.directory("train/plain-avg-last2") / "model.pt")

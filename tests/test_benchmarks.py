@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from speech_helpers import RECIPE, small_corpus, workspace
+from test_decode import add_system
 
 from asr import features, tokens
 
@@ -38,6 +39,12 @@ def test_benchmarks_of_a_corpus_run(tmp_path):
     run(["benchmarks/storage.py", audio, *once], "float16")
     stages = ["--recipe", str(RECIPE), "--dir", str(tmp_path), "--steps", "1"]
     run(["benchmarks/loading.py", *stages], "memory at")
+    add_system(tmp_path, "single", seed=1)
+    model = str(tmp_path / "train/single/model.pt")
+    options = ["--model", model, "--minutes", "0.1", "--random-one-way"]
+    run(["benchmarks/transcribe.py", audio, *options], "same text                    True")
+    options = [*stages[:4], "--system", "single", "--split", "test-a"]
+    run(["benchmarks/wrong_transcripts.py", *options], "10% with a wrong word")
 
 
 def run(command, said):

@@ -7,9 +7,10 @@ import pytest
 import soundfile
 import torch
 from an4_helpers import an4_utterances, needs_an4
-from speech_helpers import RATE, finish_stage, make_cut, workspace, write_manifests
+from speech_helpers import RATE, RECIPE, finish_stage, make_cut, workspace, write_manifests
 
 from asr import features, forced_alignment, tokens
+from asr.__main__ import main
 from asr.data import UtteranceSet, collate
 from asr.errors import UserError
 from asr.files import read_json, read_jsonl
@@ -55,6 +56,7 @@ def test_words_take_their_tokens_places():
         ("ät", 10, 13, 0.5),
         ("on", 20, 22, 0.25),
     ]
+    assert transcript_words("one at a time", spans, pieces) == []  # too few are begun
     assert list(ctm_lines("u", words, 0.03)) == [
         "u 1 0.06 0.15 one 0.750\n",
         "u 1 0.30 0.09 ät 0.500\n",
@@ -125,7 +127,8 @@ def train(root):
 
 @needs_an4
 def test_right_transcripts_pass_and_their_words_have_times(trained):
-    forced_alignment.run(workspace(trained), "single", None)
+    command = ["align", "--recipe", str(RECIPE), "--dir", str(trained), "--system", "single"]
+    assert main(command) == 0
     folder = trained / "align/single/test-a"
     scores = read_jsonl(folder / "scores.jsonl")
     assert len(scores) == 8 and not any(score["flagged"] for score in scores)

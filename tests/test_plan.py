@@ -76,6 +76,10 @@ def test_a_run_of_four_ranks_is_as_planned(recipe, prepared, tmp_path):
     (checkpoint,) = (directory / "checkpoints").iterdir()
     written = sum(file.stat().st_size for file in checkpoint.iterdir())
     assert plan["checkpoint_bytes"] == pytest.approx(written, rel=0.04)
+    models = list((directory / "models").iterdir())
+    assert len(models) == 2
+    written = sum(file.stat().st_size for file in models)
+    assert plan["evaluated_models"] == pytest.approx(written, rel=0.04)
 
 
 def test_a_prepared_corpus_is_counted(recipe, prepared, tmp_path):

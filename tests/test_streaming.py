@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from model_helpers import write_system
 from speech_helpers import RATE, speech_like
-from test_export import write_system
 
 from asr.decode import greedy_search
 from asr.fbank import LogMelFbank, LogMelFbankConfig

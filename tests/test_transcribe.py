@@ -11,8 +11,8 @@ import soundfile
 import torch
 import torchaudio
 from an4_helpers import an4_utterances, needs_an4
+from model_helpers import write_system
 from speech_helpers import RATE, speech_like
-from test_export import write_system
 
 from asr.__main__ import main
 from asr.audio_blocks import file_blocks, pcm_blocks, resampled
