@@ -3,9 +3,10 @@
 With a model of words, the search runs over the words of a lexicon, each a path of tokens; with a
 model of tokens, over any sequence of tokens. A hypothesis W of an utterance X has the score
 
-    log p(X | W) + lm_weight log p(W) + word_score |W|
+    ln p(X | W) + lm_weight log10 p(W) + word_score |W|
 
-with natural logarithms, where p(X | W) sums the CTC paths of W that stayed in the beam.
+where p(X | W) sums the CTC paths of W that stayed in the beam. (KenLM's logarithms are to base 10:
+a weight of 1 here is one of 0.43 between natural logarithms.)
 """
 
 import dataclasses
