@@ -16,7 +16,7 @@ from asr.arpa import write_arpa
 from asr.errors import UserError
 from asr.files import atomic_write, read_json, read_jsonl, read_lines, sha256, write_text
 from asr.kneser_ney import check_pruning, estimate
-from asr.ngrams import BackoffModel, fit
+from asr.ngrams import BEGIN, END, BackoffModel, fit
 from asr.stages import MARKER, StageResult, Workspace, run_stage
 from asr.text import UnsafeText, normalise
 from asr.tokens import UNKNOWN, Tokenizer
@@ -102,7 +102,7 @@ def _build(workspace: Workspace, config: LanguageModelConfig, directory: Path) -
         model = estimate(sentences, config.order, config.prune)
     except ValueError as error:
         raise UserError(f"lm: {error}; is {config.text or 'the text of train'} empty?") from None
-    write_arpa(directory / ARPA, model)
+    write_arpa(directory / ARPA, _for_kenlm(model))
     outputs = [directory / ARPA, *_make_binary(directory)]
     words = sorted({word for sentence in (*train, *text) for word in sentence})
     spellings = {word: spelling for word in words if (spelling := spell(tokenizer, word))}
@@ -135,6 +135,14 @@ def _build(workspace: Workspace, config: LanguageModelConfig, directory: Path) -
             *(split, found["perplexity"], config.units, found["out_of_vocabulary_percent"]),
         )
     return StageResult(counts, [*outputs, directory / LEXICON])
+
+
+def _for_kenlm(model: BackoffModel) -> BackoffModel:
+    """KenLM reads no unigram model: one with a bigram that says what the unigram says already."""
+    if model.order > 1:
+        return model
+    end = model.entries[0][(END,)]
+    return BackoffModel([*model.entries, {(BEGIN, END): (end[0], 0.0)}])
 
 
 def _fit(
