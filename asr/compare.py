@@ -19,7 +19,7 @@ from asr.errors import UserError
 from asr.files import read_json, write_json, write_text
 from asr.score import Score, read_alignments, resampled_sums
 from asr.stages import StageResult, Workspace, run_stage
-from asr.systems import finished_systems
+from asr.systems import finished_systems, model_of
 
 log = logging.getLogger("asr")
 
@@ -67,9 +67,11 @@ def run(workspace: Workspace) -> None:
     config = workspace.config(CompareConfig, "compare")
     test_sets = workspace.require("corpus")["counts"]["splits"]["tests"]
     systems = choose_systems(config, finished_systems(workspace, "score"))
-    for system in sorted(set(finished_systems(workspace, "train")) - set(systems)):
+    compared = set(map(model_of, systems))
+    for system in sorted(set(finished_systems(workspace, "train")) - compared):
         log.warning("system %s is trained, but not in this comparison", system)
-    inputs = [f"{verb}/{system}" for system in systems for verb in ("train", "score")]
+    inputs = [f"train/{system}" for system in sorted(compared)]
+    inputs += [f"score/{system}" for system in systems]
 
     def build(directory: Path) -> StageResult:
         results = [_read_results(workspace, system, test_sets) for system in systems]
@@ -246,7 +248,7 @@ def _read_results(workspace: Workspace, system: str, test_sets: Sequence[str]) -
     scored = workspace.directory(f"score/{system}")
     return Results(
         system=system,
-        summary=read_json(workspace.directory(f"train/{system}") / "summary.json"),
+        summary=read_json(workspace.directory(f"train/{model_of(system)}") / "summary.json"),
         rates={name: read_json(scored / name / "wer.json") for name in test_sets},
         scores={name: read_alignments(scored / name / "per_utt.txt") for name in test_sets},
     )
@@ -420,7 +422,10 @@ def _megabytes(count: int | None) -> str:
 def _commands(workspace: Workspace, systems: Sequence[str]) -> list[str]:
     where = f"--recipe {workspace.recipe} --dir {workspace.root}"
     return [
-        *(f"python -m asr train {where} --system {system}" for system in systems),
+        *(
+            f"python -m asr train {where} --system {system}"
+            for system in dict.fromkeys(map(model_of, systems))
+        ),
         *(f"python -m asr {verb} {where}" for verb in ("decode", "score", "compare")),
         f"settings: stage.json beside the outputs of each in {workspace.root}",
         "rescoring: python -m asr.score REF HYP, with ref.txt and hyp.txt of "

@@ -1,9 +1,13 @@
-"""Stage 7: what each trained system hears in each test set, by greedy CTC search."""
+"""Stage 7: what each trained system hears in each test set.
+
+``decode/<system>`` is greedy CTC search. With a section ``search`` in conf/decode.yaml there is
+``decode/<system>+lm`` as well, beam search with a language model whose weights are tuned on dev.
+"""
 
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +16,25 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from asr.beam_search import Beam, BeamSearch
 from asr.data import UtteranceSet, pad
 from asr.errors import UserError
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_id_text
 from asr.frames import stacked_length
+from asr.language_model import LEXICON, STAGE, LanguageModelConfig, model_path
+from asr.language_model import run as make_language_model
 from asr.model import load_model
 from asr.stages import StageResult, Workspace, run_stage
-from asr.systems import finished_systems
+from asr.systems import WITH_LM, finished_systems
 from asr.tokens import BLANK, Tokenizer
+from asr.tuning import best_of, grid_of, on_edge, sweep, write_sweep
 
 log = logging.getLogger("asr")
 
 
 @dataclasses.dataclass
-class DecodeConfig:
+class GreedyConfig:
     """``batch_frames``: 10 ms frames in a batch, padding included; bounds the memory."""
 
     batch_frames: int = 20_000
@@ -36,20 +44,41 @@ class DecodeConfig:
             raise ValueError(f"batch_frames={self.batch_frames}: at least 1")
 
 
+@dataclasses.dataclass
+class SearchConfig:
+    """Beam search: how wide, and the weights that are tried on dev; the best decode the tests."""
+
+    beam: Beam = dataclasses.field(default_factory=Beam)
+    lm_weights: list[float] = dataclasses.field(default_factory=lambda: [0.5, 1.0, 1.5, 2.0])
+    word_scores: list[float] = dataclasses.field(default_factory=lambda: [-1.0, 0.0, 1.0, 2.0])
+
+    def __post_init__(self) -> None:
+        if not self.lm_weights or not self.word_scores:
+            raise ValueError("search.lm_weights and search.word_scores: at least one value each")
+
+
+@dataclasses.dataclass
+class DecodeConfig(GreedyConfig):
+    """``search`` None: greedy search alone. ``lm`` is the model for beam search."""
+
+    search: SearchConfig | None = None
+    lm: LanguageModelConfig = dataclasses.field(default_factory=LanguageModelConfig)
+
+
 def run(workspace: Workspace) -> None:
     """Decode every test set with every trained system, one stage ``decode/<system>`` each.
 
+    With a section ``search``, ``decode/<system>+lm`` follows, and before all of them ``lm``.
     UserError when a model was trained on other features or tokens than the test sets have now.
     """
     config = workspace.config(DecodeConfig, "decode")
-    test_sets = workspace.require("corpus")["counts"]["splits"]["tests"]
-    for system in finished_systems(workspace, "train"):
-
-        def build(directory: Path, system: str = system) -> StageResult:
-            return _decode_system(workspace, system, test_sets, config, directory)
-
-        inputs = [f"train/{system}", "features", "tokens"]
-        run_stage(workspace, f"decode/{system}", config, inputs, build)
+    systems = finished_systems(workspace, "train")
+    if config.search:
+        make_language_model(workspace, config.lm)
+    for system in systems:
+        _run_greedy(workspace, system, GreedyConfig(config.batch_frames))
+        if config.search:
+            _run_beam_search(workspace, system, config, config.search)
 
 
 def greedy_search(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
@@ -79,10 +108,46 @@ def recognise(
     eval mode and is left in the mode it had. Utterances of similar length share a batch of at
     most ``batch_frames`` frames, padding included. One shorter than a model frame gives "".
     """
-    device = next(model.parameters()).device
-    frames = utterances.frames
     chosen = list(range(len(utterances)) if indices is None else indices)
     texts = {utterances.id(index): "" for index in chosen}
+
+    def take(batch: list[int], log_probs: Tensor, lengths: Tensor) -> None:
+        for index, path in zip(batch, greedy_search(log_probs, lengths), strict=True):
+            texts[utterances.id(index)] = tokenizer.decode(path)
+
+    _run_model(model, utterances, batch_frames, chosen, take)
+    return texts
+
+
+def log_probabilities(
+    model: nn.Module, utterances: UtteranceSet, batch_frames: int
+) -> dict[str, Tensor]:
+    """Log-probabilities ``(T, V)`` of every utterance by id, float32 on the CPU.
+
+    Model and batches are as in ``recognise``. T is 0 for one shorter than a model frame.
+    """
+    chosen = range(len(utterances))
+    found = {utterances.id(index): torch.empty(0, 0) for index in chosen}
+
+    def take(batch: list[int], log_probs: Tensor, lengths: Tensor) -> None:
+        for index, frames, length in zip(batch, log_probs.cpu(), lengths.tolist(), strict=True):
+            found[utterances.id(index)] = frames[:length].clone()
+
+    _run_model(model, utterances, batch_frames, chosen, take)
+    return found
+
+
+def _run_model(
+    model: nn.Module,
+    utterances: UtteranceSet,
+    batch_frames: int,
+    chosen: Sequence[int],
+    take: Callable[[list[int], Tensor, Tensor], None],
+) -> None:
+    """Give ``take`` batches of those of ``chosen`` that have a model frame, and what the model
+    makes of them: indices, log-probabilities and lengths."""
+    device = next(model.parameters()).device
+    frames = utterances.frames
     audible = [index for index in chosen if stacked_length(frames[index])]
     was_training = model.training
     model.eval()
@@ -90,13 +155,10 @@ def recognise(
         with torch.inference_mode(), _progress(len(audible)) as progress:
             for batch in batches_by_length(audible, frames, batch_frames):
                 features, lengths = pad([utterances.load(index) for index in batch])
-                log_probs, out_lengths = model(features.to(device), lengths.to(device))
-                for index, path in zip(batch, greedy_search(log_probs, out_lengths), strict=True):
-                    texts[utterances.id(index)] = tokenizer.decode(path)
+                take(batch, *model(features.to(device), lengths.to(device)))
                 progress.update(len(batch))
     finally:
         model.train(was_training)
-    return texts
 
 
 def batches_by_length(
@@ -121,26 +183,90 @@ def _progress(utterances: int) -> tqdm:
     return tqdm(total=utterances, desc="decode", unit="utt", leave=False, disable=None)
 
 
-def _decode_system(
-    workspace: Workspace,
-    system: str,
-    test_sets: Sequence[str],
-    config: DecodeConfig,
-    directory: Path,
+def _run_greedy(workspace: Workspace, system: str, config: GreedyConfig) -> None:
+    def build(directory: Path) -> StageResult:
+        model, tokenizer = _load(workspace, system)
+
+        def hear(utterances: UtteranceSet) -> dict[str, str]:
+            return recognise(model, utterances, tokenizer, config.batch_frames)
+
+        return _decode_test_sets(workspace, system, hear, directory)
+
+    inputs = [f"train/{system}", "features", "tokens"]
+    run_stage(workspace, f"decode/{system}", config, inputs, build)
+
+
+def _run_beam_search(
+    workspace: Workspace, system: str, config: DecodeConfig, search: SearchConfig
+) -> None:
+    def build(directory: Path) -> StageResult:
+        return _search_with_lm(workspace, system, config, search, directory)
+
+    inputs = [f"train/{system}", "features", "tokens", STAGE]
+    run_stage(workspace, f"decode/{system}{WITH_LM}", config, inputs, build)
+
+
+def _search_with_lm(
+    workspace: Workspace, system: str, config: DecodeConfig, settings: SearchConfig, directory: Path
 ) -> StageResult:
+    model, tokenizer = _load(workspace, system)
+    of_words = config.lm.units == "words"
+    lexicon = workspace.directory(STAGE) / LEXICON if of_words else None
+
+    search = BeamSearch(tokenizer, model_path(workspace), lexicon, settings.beam)
+    dev = workspace.require("corpus")["counts"]["splits"]["dev"]
+    references = {
+        row["id"]: row["text"] for row in read_jsonl(workspace.directory("tokens") / f"{dev}.jsonl")
+    }
+    of_dev = log_probabilities(model, UtteranceSet.of_split(workspace, dev), config.batch_frames)
+    grid = grid_of(settings.lm_weights, settings.word_scores)
+    points = sweep(search.weigh, grid, of_dev, references)
+    files = write_sweep(directory, points, f"{system}{WITH_LM} on {dev}")
+    best = best_of(points)
+    rate = None if best.counts.rate is None else round(100 * best.counts.rate, 4)
+    chosen = {**dataclasses.asdict(best.weights), "dev_wer": rate}
+    log.info("%s%s: the best on %s is %s", system, WITH_LM, dev, chosen)
+    for name in on_edge(best.weights, grid):
+        log.warning(
+            "%s%s: %s=%s is on the edge of its grid; a wider one may be better (search.%ss)",
+            *(system, WITH_LM, name, chosen[name], name),
+        )
+    search.weigh(best.weights)
+
+    def hear(utterances: UtteranceSet) -> dict[str, str]:
+        found = log_probabilities(model, utterances, config.batch_frames)
+        return {name: search(frames) for name, frames in found.items()}
+
+    result = _decode_test_sets(workspace, f"{system}{WITH_LM}", hear, directory)
+    return StageResult(
+        {"chosen": chosen, **result.counts}, [*files, *result.outputs], result.measured
+    )
+
+
+def _load(workspace: Workspace, system: str) -> tuple[nn.Module, Tokenizer]:
+    """The system's model, which must be of today's features and tokens, and the tokens' model."""
     path = workspace.directory(f"train/{system}") / "model.pt"
     model, travels_with = load_model(path)
     features, tokens = workspace.directory("features"), workspace.directory("tokens")
     check_same(path, "features", travels_with, read_json(features / STATISTICS)["features"])
     check_same(path, "tokens", travels_with, read_json(tokens / "tokens.json"))
-    tokenizer = Tokenizer(tokens / "tokens.model")
+    return model, Tokenizer(tokens / "tokens.model")
+
+
+def _decode_test_sets(
+    workspace: Workspace,
+    system: str,
+    hear: Callable[[UtteranceSet], dict[str, str]],
+    directory: Path,
+) -> StageResult:
+    """Write what is heard in every test set, and what was said."""
     outputs: list[Path] = []
     counts, measured = {}, {}
-    for test_set in test_sets:
-        listing = tokens / f"{test_set}.jsonl"
+    for test_set in workspace.require("corpus")["counts"]["splits"]["tests"]:
+        listing = workspace.directory("tokens") / f"{test_set}.jsonl"
         utterances = UtteranceSet.of_split(workspace, test_set)
         begin = time.perf_counter()
-        texts = recognise(model, utterances, tokenizer, config.batch_frames)
+        texts = hear(utterances)
         seconds = time.perf_counter() - begin
         files = [directory / test_set / name for name in ("hyp.txt", "ref.txt")]
         write_id_text(files[0], texts.items())

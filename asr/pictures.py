@@ -1,5 +1,6 @@
-"""Pictures for ``python -m asr inspect``, as PNG."""
+"""Pictures: for ``python -m asr inspect`` as PNG, of decoding's tuning as SVG."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,20 @@ def save_spectrogram(
     _save(figure, path)
 
 
+def save_sweep(
+    path: Path, rates: Mapping[float, Sequence[tuple[float, float]]], title: str
+) -> None:
+    """By word score, the word error rate in per cent over the language model's weight."""
+    figure = _figure(6, 4)
+    axes = figure.subplots()
+    for word_score, row in sorted(rates.items()):
+        axes.plot(*zip(*row, strict=True), marker="o", label=f"{word_score:g}")
+    axes.set(xlabel="lm_weight", ylabel="word error rate, %", title=title)
+    if rates:
+        axes.legend(title="word_score")
+    _save(figure, path)
+
+
 def mel_centres(config: LogMelFbankConfig) -> np.ndarray:
     """Hz at which the filters peak, ``(bins,)``: equally spaced on Kaldi's mel scale."""
     high = config.high_freq
@@ -68,5 +83,9 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _save(figure: "Figure", path: Path) -> None:
-    with atomic_write(path) as partial:
-        figure.savefig(partial, format="png", dpi=100)
+    from matplotlib import rc_context
+
+    # An SVG is the same each time without a date in it and with names that are not random.
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    with rc_context({"svg.hashsalt": "asr"}), atomic_write(path) as partial:
+        figure.savefig(partial, format=path.suffix[1:], dpi=100, metadata=metadata)

@@ -73,6 +73,11 @@ class Tokenizer:
         model = self._model
         return [BLANK_PIECE, *(model.id_to_piece(i) for i in range(model.get_piece_size()))]
 
+    @property
+    def marks_beginnings(self) -> bool:
+        """Whether every word begins with the mark, the first one too, as word pieces do."""
+        return bool(self._model.encode("a", out_type=str)[0][0] == "\u2581")
+
     def encode(self, text: str) -> list[int]:
         """Token ids of normalised text; adjacent unknown characters share one unknown token."""
         return [piece + 1 for piece in self._model.encode(text)]

@@ -1,15 +1,19 @@
 import logging
+import os
 
 import numpy as np
 import pytest
 import torch
 from speech_helpers import finish_stage, small_corpus, workspace
 
-from asr import decode, features, score, tokens
+from asr import decode, features, language_model, score, tokens
+from asr.arpa import read_arpa
 from asr.decode import batches_by_length, greedy_search, recognise
 from asr.errors import UserError
 from asr.files import read_id_text, read_json
+from asr.language_model import LanguageModelConfig
 from asr.model import AcousticModel, ModelConfig, load_model, save_model
+from asr.ngrams import fit
 
 LETTERS = "_abcdefghijk"  # token id to letter; 0 is the blank
 
@@ -240,3 +244,136 @@ def test_decoding_before_training_names_the_stage(trained):
     (trained / "train" / "bmuf" / "stage.json").unlink()
     with pytest.raises(UserError, match="train stage first"):
         decode.run(workspace(trained))
+
+
+SEARCH = "search={beam: {size: 8}, lm_weights: [0.5, 1.0], word_scores: [0.0, 1.0]}"
+
+
+@pytest.mark.parametrize("units", ["words", "tokens"])
+def test_beam_search_is_a_system_of_its_own(trained, units, caplog):
+    caplog.set_level(logging.INFO)
+    decode.run(workspace(trained, SEARCH, f"lm.units={units}", "lm.order=2"))
+    folder = trained / "decode" / "bmuf+lm"
+    greedy = trained / "decode" / "bmuf"
+    assert read_id_text(folder / "test-a/ref.txt") == read_id_text(greedy / "test-a/ref.txt")
+    heard = read_id_text(folder / "test-a/hyp.txt")
+    assert heard.keys() == {"test-a-0", "test-a-1"}
+    if units == "words":
+        lexicon = [
+            line.split()[0] for line in (trained / "lm/lexicon.txt").read_text().split("\n")[:-1]
+        ]
+        assert {word for text in heard.values() for word in text.split()} <= set(lexicon)
+    rows = [line.split("\t") for line in (folder / "sweep.tsv").read_text().splitlines()[1:]]
+    assert [row[:2] for row in rows] == [[w, s] for w in ("0.5", "1.0") for s in ("0.0", "1.0")]
+    marker = read_json(folder / "stage.json")
+    chosen = marker["counts"]["chosen"]
+    best = min(rows, key=lambda row: (int(row[3]), float(row[0]), float(row[1])))
+    assert [str(chosen["lm_weight"]), str(chosen["word_score"])] == best[:2]
+    assert chosen["dev_wer"] == pytest.approx(float(best[2]), abs=1e-3)
+    assert {"sweep.tsv", "sweep.svg", "test-a/hyp.txt"} <= marker["outputs"].keys()
+    assert f"lm_weight={chosen['lm_weight']} is on the edge of its grid" in caplog.text
+    score.run(workspace(trained))
+    assert (trained / "score/bmuf+lm/test-a/wer.txt").read_text().startswith("%WER ")
+
+
+def test_greedy_search_does_not_run_again_when_beam_search_is_turned_on(trained):
+    decode.run(workspace(trained))
+    marker = trained / "decode/bmuf/stage.json"
+    written = marker.stat().st_mtime_ns
+    decode.run(workspace(trained, SEARCH))
+    assert marker.stat().st_mtime_ns == written
+    searched = (trained / "decode/bmuf+lm/stage.json").stat().st_mtime_ns
+    decode.run(workspace(trained, SEARCH))
+    assert (trained / "decode/bmuf+lm/stage.json").stat().st_mtime_ns == searched
+    decode.run(workspace(trained, SEARCH, "lm.order=1"))
+    assert (trained / "decode/bmuf+lm/stage.json").stat().st_mtime_ns != searched
+
+
+def test_an_utterance_shorter_than_a_model_frame_has_no_log_probabilities():
+    model = random_model()
+    found = decode.log_probabilities(model, InMemory([2, 30, 90, 7]), batch_frames=200)
+    assert {name: len(frames) for name, frames in found.items()} == {
+        "u0": 0,
+        "u1": 10,
+        "u2": 30,
+        "u3": 2,
+    }
+    alone = torch.from_numpy(InMemory([2, 30, 90, 7]).load(1))[None]
+    expected, _ = model(alone, torch.tensor([30]))
+    assert torch.allclose(found["u1"], expected[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("search={beam: {size: 0}}", "at least 1"),
+        ("search={beam: {threshold: 0}}", "more than 0"),
+        ("search={lm_weights: []}", "at least one value"),
+        ("lm.prune=[1]", "lm: prune"),
+        ("lm.order=6", "from 1 to 5"),
+        ("search.bem.size=5", "did you mean 'search.beam'"),
+    ],
+)
+def test_settings_of_beam_search_without_sense_are_refused(trained, override, message):
+    with pytest.raises(UserError, match=message):
+        decode.run(workspace(trained, override))
+
+
+def test_the_language_model_is_made_of_the_transcripts_once(prepared):
+    language_model.run(workspace(prepared), LanguageModelConfig(order=2))
+    counts = read_json(prepared / "lm/stage.json")["counts"]
+    assert counts["sentences"] == 7 and counts["units"] == 14
+    model = read_arpa(prepared / "lm/lm.arpa")
+    assert counts["ngrams"] == [len(table) for table in model.entries]
+    lexicon = dict(
+        line.split("\t") for line in (prepared / "lm/lexicon.txt").read_text().splitlines()
+    )
+    assert lexicon["anna"] == "a n n a ▁"
+    assert set(lexicon) == {word for (word,) in model.entries[0]} - {"<s>", "</s>", "<unk>"}
+    found = counts["texts"]["test-a"]
+    assert found["words"] == 6 and found["out_of_vocabulary"] == 0
+    expected = fit(model, [["call", "anna"], ["the", "second", "of", "may"]]).perplexity
+    assert found["perplexity"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_language_model_of_a_text_of_ones_own(prepared, tmp_path, caplog):
+    text = tmp_path / "own.txt"
+    text.write_text("Call, Anna!\n\nanna: to mañana\nno one\n")
+    config = LanguageModelConfig(order=2, text=str(text))
+    language_model.run(workspace(prepared), config)
+    counts = read_json(prepared / "lm/stage.json")["counts"]
+    assert counts["sentences"] == 3 and counts["unspellable"] == 1
+    assert "mañana" in caplog.text
+    assert counts["texts"]["test-a"]["unknown_units"] == 4  # the second of may
+    assert counts["texts"]["test-a"]["out_of_vocabulary"] == 0  # train has them
+    written = (prepared / "lm/stage.json").stat().st_mtime_ns
+    language_model.run(workspace(prepared), config)
+    assert (prepared / "lm/stage.json").stat().st_mtime_ns == written
+    text.write_text("call\n")
+    language_model.run(workspace(prepared), config)
+    assert read_json(prepared / "lm/stage.json")["counts"]["sentences"] == 1
+    text.write_text("5 % of it\n")
+    with pytest.raises(UserError, match=r"own\.txt:1: .*spoken"):
+        language_model.run(workspace(prepared), config)
+    text.write_text("\n")
+    with pytest.raises(UserError, match="no sentences"):
+        language_model.run(workspace(prepared), config)
+    text.unlink()
+    with pytest.raises(UserError, match="no such file"):
+        language_model.run(workspace(prepared), config)
+
+
+def test_kenlms_binary_is_made_where_its_program_is(prepared, tmp_path, monkeypatch):
+    program = tmp_path / "build_binary"
+    program.write_text('#!/bin/sh\n[ -e "$1" ] && cp "$1" "$2" || exit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    language_model.run(workspace(prepared, force=True), LanguageModelConfig())
+    assert language_model.model_path(workspace(prepared)).name == "lm.binary"
+    assert "lm.binary" in read_json(prepared / "lm/stage.json")["outputs"]
+    program.write_text("#!/bin/sh\necho out of memory >&2; exit 1\n")
+    with pytest.raises(UserError, match="out of memory"):
+        language_model.run(workspace(prepared, force=True), LanguageModelConfig())
+    monkeypatch.undo()
+    language_model.run(workspace(prepared, force=True), LanguageModelConfig())
+    assert language_model.model_path(workspace(prepared)).name == "lm.arpa"

@@ -1,0 +1,212 @@
+"""The stage ``lm``: the n-gram model and the lexicon that beam search uses.
+
+``lm.arpa`` predicts words, or tokens; ``lexicon.txt`` says how each word is spelled in tokens. The
+verb ``decode`` makes both before it decodes with them.
+"""
+
+import dataclasses
+import logging
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from asr.arpa import write_arpa
+from asr.errors import UserError
+from asr.files import atomic_write, read_json, read_jsonl, read_lines, sha256, write_text
+from asr.kneser_ney import check_pruning, estimate
+from asr.ngrams import BEGIN, END, BackoffModel, fit
+from asr.stages import MARKER, StageResult, Workspace, run_stage
+from asr.text import UnsafeText, normalise
+from asr.tokens import UNKNOWN, Tokenizer
+
+STAGE = "lm"
+ARPA = "lm.arpa"
+BINARY = "lm.binary"
+LEXICON = "lexicon.txt"
+WORD_MARK = "▁"  # sentencepiece's sign for a space
+
+log = logging.getLogger("asr")
+
+
+@dataclasses.dataclass
+class LanguageModelConfig:
+    """``units`` of the n-grams, their ``order``, and ``prune``, see ``kneser_ney.estimate``.
+
+    ``text`` is a file with one sentence a line, in place of train's transcripts.
+    """
+
+    units: Literal["words", "tokens"] = "words"
+    order: int = 3
+    prune: list[int] = dataclasses.field(default_factory=list)
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            check_pruning(self.order, self.prune)
+        except ValueError as error:
+            raise ValueError(f"lm: {error}") from None
+
+
+def run(workspace: Workspace, config: LanguageModelConfig) -> None:
+    """Estimate the model and write the lexicon, unless that was done from the same text."""
+
+    def build(directory: Path) -> StageResult:
+        return _build(workspace, config, directory)
+
+    def fresh(directory: Path) -> bool:
+        then = read_json(directory / MARKER)["counts"]["text_sha256"]
+        return config.text is None or sha256(_own_text(config.text)) == then
+
+    run_stage(workspace, STAGE, config, ["corpus", "tokens"], build, fresh)
+
+
+def model_path(workspace: Workspace) -> Path:
+    """The file that a decoder loads: KenLM's binary where there is one, else the ARPA file."""
+    binary = workspace.directory(STAGE) / BINARY
+    return binary if binary.exists() else workspace.directory(STAGE) / ARPA
+
+
+def spell(tokenizer: Tokenizer, word: str) -> list[str] | None:
+    """The tokens of a word in a text, None where the token model lacks one of its characters.
+
+    Word pieces mark a word's beginning themselves. Characters mark the space between two words,
+    so that a word ends with the mark: it is what tells a decoder that the word is over.
+    """
+    tokens = tokenizer.encode(word)
+    if UNKNOWN in tokens:
+        return None
+    pieces = tokenizer.pieces
+    spelling = [pieces[token] for token in tokens]
+    return [*spelling, WORD_MARK] if ends_words(tokenizer) else spelling
+
+
+def ends_words(tokenizer: Tokenizer) -> bool:
+    """Whether the mark stands between words as a token of its own, as it does for characters."""
+    return WORD_MARK in tokenizer.pieces and not tokenizer.marks_beginnings
+
+
+def _build(workspace: Workspace, config: LanguageModelConfig, directory: Path) -> StageResult:
+    tokens = workspace.directory("tokens")
+    tokenizer = Tokenizer(tokens / "tokens.model")
+    splits = workspace.require("corpus")["counts"]["splits"]
+    transcripts = {
+        split: [row["text"].split() for row in read_jsonl(tokens / f"{split}.jsonl")]
+        for split in (splits["train"], splits["dev"], *splits["tests"])
+    }
+    train = transcripts[splits["train"]]
+    text = train if config.text is None else _read_own_text(_own_text(config.text))
+    sentences = _in_units(text, config.units, tokenizer)
+    try:
+        model = estimate(sentences, config.order, config.prune)
+    except ValueError as error:
+        raise UserError(f"lm: {error}; is {config.text or 'the text of train'} empty?") from None
+    write_arpa(directory / ARPA, _for_kenlm(model))
+    outputs = [directory / ARPA, *_make_binary(directory)]
+    words = sorted({word for sentence in (*train, *text) for word in sentence})
+    spellings = {word: spelling for word in words if (spelling := spell(tokenizer, word))}
+    if len(spellings) < len(words):
+        missing = [word for word in words if word not in spellings]
+        log.warning(
+            "lm: %d words have characters that no token has, and cannot be recognised: %s",
+            *(len(missing), ", ".join(missing[:10])),
+        )
+    write_text(
+        directory / LEXICON,
+        "".join(f"{word}\t{' '.join(spelling)}\n" for word, spelling in spellings.items()),
+    )
+    counts = {
+        "text_sha256": None if config.text is None else sha256(_own_text(config.text)),
+        "sentences": len(sentences),
+        "units": sum(map(len, sentences)),
+        "ngrams": [len(table) for table in model.entries],
+        "lexicon": len(spellings),
+        "unspellable": len(words) - len(spellings),
+        "texts": {
+            split: _fit(model, texts, config.units, tokenizer, spellings)
+            for split, texts in transcripts.items()
+            if split != splits["train"]
+        },
+    }
+    for split, found in counts["texts"].items():
+        log.info(
+            "lm on %s: perplexity %s of known %s, %s %% of the words are in no lexicon",
+            *(split, found["perplexity"], config.units, found["out_of_vocabulary_percent"]),
+        )
+    return StageResult(counts, [*outputs, directory / LEXICON])
+
+
+def _for_kenlm(model: BackoffModel) -> BackoffModel:
+    """KenLM reads no unigram model: one with a bigram that says what the unigram says already."""
+    if model.order > 1:
+        return model
+    end = model.entries[0][(END,)]
+    return BackoffModel([*model.entries, {(BEGIN, END): (end[0], 0.0)}])
+
+
+def _fit(
+    model: BackoffModel,
+    text: Sequence[Sequence[str]],
+    units: str,
+    tokenizer: Tokenizer,
+    lexicon: dict[str, list[str]],
+) -> dict[str, Any]:
+    found = fit(model, _in_units(text, units, tokenizer))
+    words = [word for sentence in text for word in sentence]
+    unheard = sum(word not in lexicon for word in words)
+    return {
+        "units": found.words,
+        "unknown_units": found.unknown,
+        "perplexity": None if found.perplexity is None else round(found.perplexity, 4),
+        "words": len(words),
+        "out_of_vocabulary": unheard,
+        "out_of_vocabulary_percent": round(100 * unheard / len(words), 2) if words else None,
+    }
+
+
+def _in_units(
+    text: Iterable[Sequence[str]], units: str, tokenizer: Tokenizer
+) -> list[Sequence[str]]:
+    """Sentences of words as they are, or those that tokens can spell as the tokens' pieces."""
+    if units == "words":
+        return list(text)
+    pieces = tokenizer.pieces
+    encoded = (tokenizer.encode(" ".join(sentence)) for sentence in text)
+    return [[pieces[token] for token in tokens] for tokens in encoded if UNKNOWN not in tokens]
+
+
+def _own_text(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UserError(f"lm.text={name}: no such file; one sentence a line, as UTF-8")
+    return path
+
+
+def _read_own_text(path: Path) -> list[list[str]]:
+    """The lines of ``path`` that have words, normalised as transcripts are."""
+    sentences = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            words = normalise(line).split()
+        except UnsafeText as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+        if words:
+            sentences.append(words)
+    return sentences
+
+
+def _make_binary(directory: Path) -> list[Path]:
+    """The model in KenLM's format, which loads at once, where KenLM's build_binary is installed.
+
+    KenLM's Python package can only query a model.
+    """
+    program = shutil.which("build_binary")
+    if program is None:
+        return []
+    with atomic_write(directory / BINARY) as partial:
+        command = [program, str(directory / ARPA), str(partial)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    return [directory / BINARY]
