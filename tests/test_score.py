@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import jiwer
-import numpy as np
 import pytest
 
 from asr import score as score_module
@@ -14,7 +13,6 @@ from asr.errors import UserError
 from asr.files import write_id_text, write_json, write_jsonl
 from asr.score import (
     read_alignments,
-    resampled_sums,
     run,
     score_files,
     score_texts,
@@ -136,16 +134,6 @@ def test_100_000_utterances_are_not_quadratic():
     assert score.total.substitutions == sum(
         text.split().count("word3") for text in references.values()
     )
-
-
-def test_resampling_draws_whole_rows_as_often_as_there_are_rows():
-    counts = np.array([[1, 4], [0, 6], [2, 4], [1, 4]])
-    sums = resampled_sums(counts, 20_000, seed=3)
-    assert sums.shape == (20_000, 2)
-    # Mean and variance of a sum of 4 draws with replacement are 4 times those of one row.
-    np.testing.assert_allclose(sums.mean(axis=0), 4 * counts.mean(axis=0), rtol=0.01)
-    np.testing.assert_allclose(sums.var(axis=0), 4 * counts.var(axis=0), rtol=0.05)
-    np.testing.assert_array_equal(sums, resampled_sums(counts[::-1], 20_000, seed=3))
 
 
 def workspace_with_decoded_system(root):
