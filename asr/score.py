@@ -339,17 +339,15 @@ def _describe_utterance(utterance: ScoredUtterance) -> dict[str, Any]:
 def _interval(score: Score, config: ScoreConfig, rows: Rows | None = None) -> dict[str, Any] | None:
     """Bootstrap interval by utterance or, with ``rows``, by speaker; None where there is none."""
     counts = np.array([(item.counts.errors, item.counts.words) for item in score.utterances])
-    groups = (
-        rows
-        and np.unique([rows[item.id]["speaker"] for item in score.utterances], return_inverse=True)[
-            1
-        ]
-    )
+    groups = None
+    if rows is not None:
+        speakers = [rows[item.id]["speaker"] for item in score.utterances]
+        groups = np.unique(speakers, return_inverse=True)[1]
     interval = bootstrap_interval(counts, config.replicas, config.seed, groups)
     if interval is None:
         return None
     return {
-        "kind": f"95 % percentile bootstrap over {'speakers' if rows else 'utterances'}",
+        "kind": f"95 % percentile bootstrap over {'speakers' if rows is not None else 'utterances'}",
         "low": round(interval.low, 4),
         "high": round(interval.high, 4),
         "replicas": config.replicas,
