@@ -17,7 +17,8 @@ import numpy as np
 from asr.align import Alignment, aligned_lines
 from asr.errors import UserError
 from asr.files import read_json, write_json, write_text
-from asr.score import Score, read_alignments, resampled_sums
+from asr.score import Score, read_alignments
+from asr.significance import resampled_sums
 from asr.stages import StageResult, Workspace, run_stage
 from asr.systems import finished_systems, model_of
 

@@ -69,14 +69,15 @@ def iterate_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         with open(path, encoding="utf-8-sig", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
                 if line != "\n":
-                    yield _json_row(path, number, line)
+                    yield json_row(path, number, line)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run the stage that writes it") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error})") from None
 
 
-def _json_row(path: Path, number: int, line: str) -> dict[str, Any]:
+def json_row(path: Path, number: int, line: str) -> dict[str, Any]:
+    """One line of a JSON Lines file; UserError names file and line when it is not JSON."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
@@ -109,7 +110,7 @@ def write_id_text(path: Path, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def read_id_text(path: Path) -> dict[str, str]:
-    """Read Kaldi's ``text`` format into a dict; the text may be empty.
+    """Read Kaldi's ``text`` format into a dict; the text may be empty. A tab is a space, too.
 
     Raises UserError for a missing file, an empty line or an id that occurs twice.
     """
@@ -119,7 +120,7 @@ def read_id_text(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     first_line: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
-        utterance, _, text = line.strip().partition(" ")
+        utterance, _, text = line.strip().replace("\t", " ").partition(" ")
         if not utterance:
             raise UserError(f"{path}:{number}: empty line; expected '<utterance-id> <words>'")
         if utterance in texts:
