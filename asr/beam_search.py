@@ -30,8 +30,8 @@ class Beam:
     """
 
     size: int = 50
-    tokens: int | None = None
-    threshold: float = 25.0
+    tokens: int | None = 20
+    threshold: float = 20.0
 
     def __post_init__(self) -> None:
         if self.size < 1 or (self.tokens is not None and self.tokens < 1):

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,38 +103,61 @@ def _build(workspace: Workspace, config: LanguageModelConfig, directory: Path) -
     except ValueError as error:
         raise UserError(f"lm: {error}; is {config.text or 'the text of train'} empty?") from None
     write_arpa(directory / ARPA, _for_kenlm(model))
-    outputs = [directory / ARPA, *_make_binary(directory)]
-    words = sorted({word for sentence in (*train, *text) for word in sentence})
-    spellings = {word: spelling for word in words if (spelling := spell(tokenizer, word))}
-    if len(spellings) < len(words):
-        missing = [word for word in words if word not in spellings]
-        log.warning(
-            "lm: %d words have characters that no token has, and cannot be recognised: %s",
-            *(len(missing), ", ".join(missing[:10])),
-        )
+    lexicon, unspellable = _make_lexicon([*train, *text], tokenizer)
     write_text(
         directory / LEXICON,
-        "".join(f"{word}\t{' '.join(spelling)}\n" for word, spelling in spellings.items()),
+        "".join(f"{word}\t{' '.join(spelling)}\n" for word, spelling in lexicon.items()),
     )
+    fits = {}
+    for split in (splits["dev"], *splits["tests"]):
+        units = _in_units(transcripts[split], config.units, tokenizer)
+        fits[split] = {**_fit(model, units), **_outside(lexicon, transcripts[split])}
+        log.info(
+            "lm on %s: perplexity %s of known %s, %s %% of the words are not in the lexicon",
+            *(split, fits[split]["perplexity"], config.units),
+            fits[split]["out_of_vocabulary_percent"],
+        )
     counts = {
         "text_sha256": None if config.text is None else sha256(_own_text(config.text)),
         "sentences": len(sentences),
         "units": sum(map(len, sentences)),
         "ngrams": [len(table) for table in model.entries],
-        "lexicon": len(spellings),
-        "unspellable": len(words) - len(spellings),
-        "texts": {
-            split: _fit(model, texts, config.units, tokenizer, spellings)
-            for split, texts in transcripts.items()
-            if split != splits["train"]
-        },
+        "lexicon": len(lexicon),
+        "unspellable": unspellable,
+        "texts": fits,
     }
-    for split, found in counts["texts"].items():
-        log.info(
-            "lm on %s: perplexity %s of known %s, %s %% of the words are in no lexicon",
-            *(split, found["perplexity"], config.units, found["out_of_vocabulary_percent"]),
+    return StageResult(counts, [directory / ARPA, directory / LEXICON, *_make_binary(directory)])
+
+
+def _make_lexicon(
+    text: Iterable[Sequence[str]], tokenizer: Tokenizer
+) -> tuple[dict[str, list[str]], int]:
+    """Each word of ``text`` and its spelling, and how many words the tokens cannot spell."""
+    words = sorted({word for sentence in text for word in sentence})
+    lexicon = {word: spelling for word in words if (spelling := spell(tokenizer, word))}
+    missing = [word for word in words if word not in lexicon]
+    if missing:
+        log.warning(
+            "lm: %d words have characters that no token has, and cannot be recognised: %s",
+            *(len(missing), ", ".join(missing[:10])),
         )
-    return StageResult(counts, [*outputs, directory / LEXICON])
+    return lexicon, len(missing)
+
+
+def _fit(model: BackoffModel, sentences: Iterable[Sequence[str]]) -> dict[str, Any]:
+    found = fit(model, sentences)
+    perplexity = None if found.perplexity is None else round(found.perplexity, 4)
+    return {"units": found.words, "unknown_units": found.unknown, "perplexity": perplexity}
+
+
+def _outside(lexicon: Container[str], text: Iterable[Sequence[str]]) -> dict[str, Any]:
+    words = [word for sentence in text for word in sentence]
+    outside = sum(word not in lexicon for word in words)
+    return {
+        "words": len(words),
+        "out_of_vocabulary": outside,
+        "out_of_vocabulary_percent": round(100 * outside / len(words), 2) if words else None,
+    }
 
 
 def _for_kenlm(model: BackoffModel) -> BackoffModel:
@@ -143,26 +166,6 @@ def _for_kenlm(model: BackoffModel) -> BackoffModel:
         return model
     end = model.entries[0][(END,)]
     return BackoffModel([*model.entries, {(BEGIN, END): (end[0], 0.0)}])
-
-
-def _fit(
-    model: BackoffModel,
-    text: Sequence[Sequence[str]],
-    units: str,
-    tokenizer: Tokenizer,
-    lexicon: dict[str, list[str]],
-) -> dict[str, Any]:
-    found = fit(model, _in_units(text, units, tokenizer))
-    words = [word for sentence in text for word in sentence]
-    unheard = sum(word not in lexicon for word in words)
-    return {
-        "units": found.words,
-        "unknown_units": found.unknown,
-        "perplexity": None if found.perplexity is None else round(found.perplexity, 4),
-        "words": len(words),
-        "out_of_vocabulary": unheard,
-        "out_of_vocabulary_percent": round(100 * unheard / len(words), 2) if words else None,
-    }
 
 
 def _in_units(

@@ -6,6 +6,7 @@ There are no begin and end tokens, which CTC has no use for.
 
 import collections
 import dataclasses
+import functools
 import io
 import itertools
 import logging
@@ -67,7 +68,7 @@ class Tokenizer:
         """Number of tokens, the blank included: the width of the model's output."""
         return self._model.get_piece_size() + 1
 
-    @property
+    @functools.cached_property
     def pieces(self) -> list[str]:
         """What each token id stands for, blank first; a word's beginning is written U+2581."""
         model = self._model

@@ -3,7 +3,7 @@
     PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/beam_search.py --recipe recipes/an4 --dir DIR \
         --system single [--rounds 3]
 
-DIR holds stages 0 to 7 of the recipe with beam search on and a model of characters. The other
+DIR holds stages 0 to 7 of the recipe with beam search on. The other
 decoder is ctc-beam-decoder (pip install ctc-beam-decoder==0.2.0), which searches as pyctcdecode
 does. All read the same log-probabilities and the same n-gram model; the weights of each are tuned
 on dev by the recipe's grid (the other's alpha is lm_weight / ln 10), then ``--rounds`` times in
@@ -28,7 +28,7 @@ from asr.beam_search import BeamSearch, Weights
 from asr.data import UtteranceSet
 from asr.decode import DecodeConfig, SearchConfig, greedy_search, log_probabilities
 from asr.files import read_jsonl
-from asr.language_model import ARPA, LEXICON, STAGE, WORD_MARK, model_path
+from asr.language_model import ARPA, LEXICON, STAGE, WORD_MARK, ends_words, model_path
 from asr.model import load_model
 from asr.ngrams import UNKNOWN_WORD
 from asr.stages import Workspace
@@ -106,7 +106,9 @@ def other_decoder(
     weights: Weights,
 ) -> Search:
     """ctc-beam-decoder with the same model, words and beam; what else it prunes is as it comes."""
-    names = {BLANK_PIECE: "", WORD_MARK: " ", UNKNOWN_WORD: "⁇"}
+    names = {BLANK_PIECE: "", UNKNOWN_WORD: "⁇"}
+    if ends_words(tokenizer):
+        names[WORD_MARK] = " "
     decoder = build_ctcdecoder(
         [names.get(piece, piece) for piece in tokenizer.pieces],
         kenlm_model_path=workspace.directory(STAGE) / ARPA,

@@ -14,7 +14,7 @@ from asr.ngrams import BEGIN
 from asr.tokens import BLANK, Tokenizer, TokensConfig, train_token_model
 from asr.tuning import Point, best_of, grid_of, on_edge, sweep, write_sweep
 
-WIDE = Beam(size=10_000, threshold=1e5)
+WIDE = Beam(size=10_000, tokens=None, threshold=1e5)
 TEXT = ["a b", "ab a", "a b b", "b", "ab", "a b", "call anna", "anna call bob", "call"]
 
 

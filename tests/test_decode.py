@@ -1,10 +1,12 @@
 import logging
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
-from speech_helpers import finish_stage, small_corpus, workspace
+from speech_helpers import RECIPE, finish_stage, small_corpus, workspace
 
 from asr import decode, features, language_model, score, tokens
 from asr.arpa import read_arpa
@@ -377,3 +379,18 @@ def test_kenlms_binary_is_made_where_its_program_is(prepared, tmp_path, monkeypa
     monkeypatch.undo()
     language_model.run(workspace(prepared, force=True), LanguageModelConfig())
     assert language_model.model_path(workspace(prepared)).name == "lm.arpa"
+
+
+def test_the_benchmark_of_beam_search_runs(trained):
+    decode.run(workspace(trained, SEARCH))
+    command = ["benchmarks/beam_search.py", "--recipe", "recipes/mini", "--dir", str(trained)]
+    done = subprocess.run(
+        [sys.executable, *command, "--system", "bmuf", "--rounds", "1"],
+        cwd=RECIPE.parents[1],
+        env=os.environ | {"PYTHONPATH": str(RECIPE.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("greedy", "ours", "ctc-beam-decoder"):
+        assert f"\n{name} " in done.stdout
