@@ -1,4 +1,8 @@
-"""Which systems have come how far: the recipe's systems are the folders of its stages."""
+"""Which systems have come how far: the recipe's systems are the folders of its stages.
+
+From ``decode`` on, one trained model may be several systems: ``<system>`` is greedy search, and
+``<system>+lm`` beam search with a language model, with the model of ``train/<system>``.
+"""
 
 import logging
 
@@ -6,6 +10,13 @@ from asr.errors import UserError
 from asr.stages import MARKER, Workspace, digest
 
 log = logging.getLogger("asr")
+
+WITH_LM = "+lm"
+
+
+def model_of(system: str) -> str:
+    """The trained system whose model a decoded system has."""
+    return system.removesuffix(WITH_LM)
 
 
 def finished_systems(workspace: Workspace, verb: str) -> list[str]:

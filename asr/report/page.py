@@ -1,0 +1,215 @@
+"""report.html: the tables, the plots and every utterance, in one file that needs nothing else.
+
+Without JavaScript all can be read; with it tables sort, utterances are found, and audio plays in
+its place. The page's security policy lets nothing be fetched, and no script run but its own.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asr.report.figures import ABSENT
+from asr.report.plots import draw_all
+from asr.report.tables import Table, make_tables
+
+STYLE = Path(__file__).with_name("page.css")
+SCRIPT = Path(__file__).with_name("page.js")
+# Columns of an utterance's alignment before it goes on below.
+CHARACTERS = 100
+LONG_TABLE = 30  # rows, more are folded up
+
+
+def make_page(report: Mapping[str, Any]) -> str:
+    """The whole page."""
+    script = SCRIPT.read_text(encoding="utf-8")
+    names = [row["system"] for row in report["systems"]]
+    body = [
+        f"<header><h1>{_title(report)}</h1>",
+        f"<p class=where>{_facts(report)}</p></header>",
+        "<main>",
+        _section("verdict", "Verdict", _verdicts(report)),
+        *(_table_section(number, table) for number, table in enumerate(make_tables(report))),
+        _section("plots", "Plots", _plots(report)),
+        _section("utterances", "Utterances", _utterances(report, names)),
+        _section("settings", "Settings", _settings(report)),
+        _section("made-with", "Made with", _commands(report)),
+        "</main>",
+    ]
+    return (
+        "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">\n'
+        '<meta name=viewport content="width=device-width, initial-scale=1">\n'
+        '<meta name=color-scheme content="light dark">\n'
+        f"<title>{_title(report)}</title>\n"
+        f"<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _policy(script: str) -> str:
+    """Nothing from elsewhere: this script, styles of the page, and audio beside it."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; media-src 'self' file:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    names = [row["system"] for row in report["systems"]]
+    others = [name for name in names if name != report["baseline"]]
+    if not others:
+        return escape(report["baseline"])
+    return escape(f"{', '.join(others)} against {report['baseline']}")
+
+
+def _facts(report: Mapping[str, Any]) -> str:
+    sets = ", ".join(
+        f"{name} ({report['systems'][0]['rates'][name]['utterances']} utterances, "
+        f"{report['systems'][0]['rates'][name]['words']} words)"
+        for name in report["test_sets"]
+    )
+    return escape(
+        f"{sets}. {report['replicas']} bootstrap replicas, seed {report['seed']}, "
+        f"margin {report['margin']:g} %."
+    )
+
+
+def _section(name: str, title: str, content: str) -> str:
+    return f"<section id={name}><h2>{escape(title)}</h2>\n{content}\n</section>" if content else ""
+
+
+def _verdicts(report: Mapping[str, Any]) -> str:
+    sentences = "".join(f"<p class=verdict>{escape(text)}</p>\n" for text in report["verdicts"])
+    return f"{sentences}<p class=note>{escape(report['caveat'])}</p>"
+
+
+def _table_section(number: int, table: Table) -> str:
+    content = _table(table)
+    if len(table.rows) > LONG_TABLE:
+        content = f"<details><summary>{len(table.rows)} rows</summary>\n{content}</details>"
+    return _section(f"table-{number}", table.title, content)
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th scope=col>{escape(name)}" for name in table.header)
+    rows = []
+    for row in table.rows:
+        first = f"<th scope=row>{escape(row[0])}"
+        others = "".join(
+            f"<td{'' if column < table.left else ' class=n'}>{escape(cell)}"
+            for column, cell in enumerate(row[1:], start=1)
+        )
+        rows.append(f"<tr>{first}{others}")
+    note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
+    return (
+        f'<div class=wide tabindex=0 role=region aria-label="{escape(table.title)}">'
+        f"<table class=sortable data-left={table.left}><thead><tr>{head}<tbody>\n"
+        + "\n".join(rows)
+        + f"</table></div>{note}"
+    )
+
+
+def _plots(report: Mapping[str, Any]) -> str:
+    figures = [
+        plot["svg"].replace(
+            "<svg",
+            f'<svg role=img aria-label="{escape(plot["title"] + ": " + plot["described"])}"',
+            1,
+        )
+        + f"<figcaption>{escape(plot['caption'])}</figcaption>"
+        for plot in draw_all(report)
+    ]
+    drawn = "".join(f"<figure>{figure}</figure>\n" for figure in figures)
+    return f"<div class=plots>{drawn}</div>" if drawn else ""
+
+
+def _utterances(report: Mapping[str, Any], names: Sequence[str]) -> str:
+    rows = "\n".join(_utterance(row, names) for row in report["utterances"])
+    systems = json.dumps(names)
+    sets = json.dumps(report["test_sets"])
+    return (
+        f"<form id=find data-systems='{escape(systems)}' data-sets='{escape(sets)}' hidden>"
+        "</form>\n"
+        "<p class=note>The one with most errors first. In an alignment, a word in place of another "
+        "is <b class=s>marked so</b>, one that was not said <b class=i>so</b>, and "
+        "<b class=d>&minus;</b> stands for one that was not heard.</p>\n"
+        f"<ol id=list>\n{rows}\n</ol>"
+    )
+
+
+def _utterance(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    errors = [row["errors"][name] for name in names]
+    counts = " ".join(
+        f"<span{' class=ok' if not count else ''}>{escape(name)} {count}</span>"
+        for name, count in zip(names, errors, strict=True)
+    )
+    text = " ".join(word for word in row["reference"] if word is not None)
+    speaker = f" <i>{escape(row['speaker'])}</i>" if row["speaker"] else ""
+    audio = f'<a class=audio href="{escape(row["audio"])}">audio</a>' if row.get("audio") else ""
+    inside = "".join(_aligned(row, names)) if any(errors) else "<p>All have every word right.</p>"
+    shown = escape(text) or "<i>(nothing said)</i>"
+    return (
+        f'<li data-e="{",".join(map(str, errors))}" data-w={row["words"]} '
+        f'data-set="{escape(row["test_set"])}"><details><summary>'
+        f"<code>{escape(row['id'])}</code>{speaker} <small>{counts} of {row['words']}</small> "
+        f"<span class=t>{shown}</span></summary>{audio}{inside}</details>"
+    )
+
+
+def _aligned(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """Tables of the reference and all hypotheses, word below word, each as wide as fits."""
+    lines = [row["reference"], *(row["hypotheses"][name] for name in names)]
+    part: list[Sequence[str | None]] = []
+    length = 0
+    for column in zip(*lines, strict=True):
+        width = max(len(word or "") for word in column) + 1
+        if part and length + width > CHARACTERS:
+            yield _alignment(part, names)
+            part, length = [], 0
+        part.append(column)
+        length += width
+    if part:
+        yield _alignment(part, names)
+
+
+def _alignment(part: Sequence[Sequence[str | None]], names: Sequence[str]) -> str:
+    first = "".join(f"<td>{escape(column[0] or '')}" for column in part)
+    rows = [f"<tr><th scope=row>ref{first}"]
+    for number, name in enumerate(names, start=1):
+        cells = "".join(_cell(column[0], column[number]) for column in part)
+        rows.append(f"<tr><th scope=row>{escape(name)}{cells}")
+    return f"<div class=wide><table class=al>{''.join(rows)}</table></div>"
+
+
+def _cell(reference: str | None, heard: str | None) -> str:
+    if heard is None:
+        return "<td>" if reference is None else "<td class=d>&minus;"
+    if heard == reference:
+        return f"<td>{escape(heard)}"
+    return f"<td class={'i' if reference is None else 's'}>{escape(heard)}"
+
+
+def _settings(report: Mapping[str, Any]) -> str:
+    """Each system's resolved configuration and commit."""
+    parts = []
+    for row in report["systems"]:
+        if row["config"]:
+            text = escape(yaml.safe_dump(row["config"], sort_keys=False))
+            commit = f"<code>{escape(row['commit'] or ABSENT)}</code>"
+            parts.append(
+                f"<details><summary>{escape(row['system'])}, commit {commit}</summary>"
+                f"<pre>{text}</pre></details>"
+            )
+    return "\n".join(parts)
+
+
+def _commands(report: Mapping[str, Any]) -> str:
+    return "<pre>" + escape("\n".join(report["commands"])) + "</pre>"
