@@ -73,7 +73,9 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> Alignment:
     hypothesis' place for a deletion and in the reference's for an insertion. Time is the product
     of the lengths, and so is memory, at one byte a pair of words.
     """
-    pairs: Alignment = []
+    same = _equal_at_start(reference, hypothesis)
+    pairs: Alignment = [(word, word) for word in reference[:same]]
+    reference, hypothesis = reference[same:], hypothesis[same:]
     moves = _moves(reference, hypothesis)
     i, j = len(reference), len(hypothesis)
     while i or j:
@@ -120,6 +122,14 @@ def aligned_lines(alignment: Alignment) -> tuple[str, str, str]:
     )
     reference_line, hypothesis_line, operation_line = lines
     return reference_line, hypothesis_line, operation_line
+
+
+def _equal_at_start(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
+    """How many words at the start are equal: the first step of the list always matches these."""
+    for place, (one, other) in enumerate(zip(reference, hypothesis, strict=False)):
+        if one != other:
+            return place
+    return min(len(reference), len(hypothesis))
 
 
 def _moves(reference: Sequence[str], hypothesis: Sequence[str]) -> np.ndarray:

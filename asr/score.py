@@ -9,14 +9,14 @@ What is counted, where the usual tools differ:
 - both sides pass through the same normaliser, which never maps words that a model does not know;
   a hypothesis that it refuses keeps the refused words, which are then errors.
 
-``python -m asr.score REF HYP`` scores two files in Kaldi's ``text`` format.
+``python -m asr.score REF HYP`` scores two files, also of other toolkits (``transcript_formats``).
+docs/scoring.md says what each number means, and what the files hold.
 """
 
 import argparse
 import dataclasses
 import logging
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,28 +25,49 @@ import jiwer
 import numpy as np
 
 from asr.align import Alignment, ErrorCounts, align, aligned_lines
+from asr.error_tables import (
+    DURATION_BINS,
+    GroupCounts,
+    confusions,
+    counts_by,
+    duration_bin,
+    most_frequent,
+    pair_counts,
+    word_counts,
+)
 from asr.errors import UserError
-from asr.files import read_id_text, read_jsonl, write_json, write_text
+from asr.files import read_jsonl, write_json, write_text
+from asr.score_files import ops_text, per_spk_text, stm_text, trn_text, words_text
+from asr.significance import bootstrap_interval
 from asr.stages import StageResult, Workspace, run_stage
 from asr.systems import finished_systems
 from asr.text import UnsafeText, normalise
+from asr.transcript_formats import read_transcripts
 
 log = logging.getLogger("asr")
+
+SCHEMA = 1  # of wer.json
 
 
 @dataclasses.dataclass
 class ScoreConfig:
-    """``replicas`` and ``seed`` of the bootstrap; how many of the ``worst`` utterances to list."""
+    """``replicas`` and ``seed`` of the bootstrap; what to list in wer.json.
+
+    That is the ``worst`` utterances, and of the ``frequent`` errors so many of each kind.
+    """
 
     replicas: int = 10_000
     seed: int = 0
     worst: int = 10
+    frequent: int = 50
 
     def __post_init__(self) -> None:
         if self.replicas < 100:
             raise ValueError(f"replicas={self.replicas}: an interval takes 100 or more")
         if self.worst < 0:
             raise ValueError(f"worst={self.worst}: 0 or more")
+        if self.frequent < 0:
+            raise ValueError(f"frequent={self.frequent}: 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +77,16 @@ class ScoredUtterance:
     id: str
     alignment: Alignment
     counts: ErrorCounts
+
+    @property
+    def reference(self) -> str:
+        """Its normalised reference."""
+        return " ".join(word for word, _ in self.alignment if word is not None)
+
+    @property
+    def hypothesis(self) -> str:
+        """Its normalised hypothesis; "" where that is missing."""
+        return " ".join(word for _, word in self.alignment if word is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +143,10 @@ def run(workspace: Workspace) -> None:
 
 
 def score_files(reference: Path, hypothesis: Path) -> Score:
-    """Score two files in Kaldi's ``text`` format, normalising both.
+    """Score two files in any format of ``transcript_formats``, normalising both.
 
-    UserError for a missing file, ids that occur twice, a reference without utterances, a
-    hypothesis without reference, or a reference that the normaliser rejects.
+    One file may hold both sides. UserError for a missing file, ids that occur twice, a reference
+    without utterances, a hypothesis without reference, or a reference that the normaliser rejects.
     """
     references, hypotheses = _read_references(reference), _read_hypotheses(hypothesis)
     extra = sorted(hypotheses.keys() - references.keys(), key=str.encode)
@@ -146,23 +177,6 @@ def score_texts(references: Mapping[str, str], hypotheses: Mapping[str, str]) ->
     score = Score(utterances, missing)
     _check_with_jiwer(score, references, hypotheses)
     return score
-
-
-def resampled_sums(counts: np.ndarray, replicas: int, seed: int) -> np.ndarray:
-    """Column sums of ``counts`` ``(U, C)`` over U rows drawn with replacement, ``(replicas, C)``.
-
-    Equal rows are drawn together, by multinomial counts, which has the same distribution and
-    costs replicas x distinct rows; the result does not depend on the order of the rows.
-    """
-    rows, occurrences = np.unique(counts, axis=0, return_counts=True)
-    generator = np.random.default_rng(seed)
-    shares = occurrences / occurrences.sum()
-    # In parts, so that memory stays small when most rows are distinct.
-    parts = [
-        generator.multinomial(len(counts), shares, size=min(500, replicas - start)) @ rows
-        for start in range(0, replicas, 500)
-    ]
-    return np.concatenate(parts)
 
 
 def write_alignments(path: Path, score: Score) -> None:
@@ -210,46 +224,110 @@ def _score_system(
         score = score_files(decoded / "ref.txt", decoded / "hyp.txt")
         listing = workspace.directory("tokens") / f"{test_set}.jsonl"
         rows = {row["id"]: row for row in read_jsonl(listing)}
-        files = [directory / test_set / name for name in ("wer.txt", "per_utt.txt", "wer.json")]
-        write_text(files[0], f"{score.wer_line()}\n{score.ser_line()}\n")
-        write_alignments(files[1], score)
-        write_json(files[2], _describe(score, rows, config))
-        outputs += files
+        outputs += _write_set(directory / test_set, score, rows, config)
         counts[test_set] = {**dataclasses.asdict(score.total), "missing": len(score.missing)}
         log.info("%s on %s: %s", system, test_set, score.wer_line())
     return StageResult(counts, outputs)
 
 
-def _describe(
-    score: Score, rows: Mapping[str, Mapping[str, Any]], config: ScoreConfig
-) -> dict[str, Any]:
-    """The content of wer.json; rates are in per cent. ``rows`` say whose each utterance is."""
+Rows = Mapping[str, Mapping[str, Any]]  # utterance id -> its speaker, corpus and duration
+
+
+def _write_set(folder: Path, score: Score, rows: Rows, config: ScoreConfig) -> list[Path]:
+    """Write all files of one test set; returns their paths."""
+    pairs = pair_counts(item.alignment for item in score.utterances)
+    speakers = counts_by((rows[item.id]["speaker"], item.counts) for item in score.utterances)
+    references = {item.id: item.reference for item in score.utterances}
+    hypotheses = {item.id: item.hypothesis for item in score.utterances}
+    texts = {
+        "wer.txt": f"{score.wer_line()}\n{score.ser_line()}\n",
+        "ops": ops_text(pairs),
+        "per_spk": per_spk_text(speakers),
+        "words.tsv": words_text(word_counts(pairs)),
+        "ref.trn": trn_text(references),
+        "hyp.trn": trn_text(hypotheses),
+    }
+    if all("duration" in rows[name] for name in references):
+        texts["ref.stm"] = stm_text(references, rows)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    write_alignments(folder / "per_utt.txt", score)
+    write_json(folder / "wer.json", _describe(score, rows, config))
+    return [folder / name for name in (*texts, "per_utt.txt", "wer.json")]
+
+
+def _describe(score: Score, rows: Rows, config: ScoreConfig) -> dict[str, Any]:
+    """The content of wer.json, as docs/scoring.md has it; rates are in per cent."""
+    pairs = pair_counts(item.alignment for item in score.utterances)
+    words = word_counts(pairs)
     return {
+        "schema": SCHEMA,
         **_describe_counts(score.total),
         "interval": _interval(score, config),
+        "interval_by_speaker": _interval(score, config, rows),
         "utterances": len(score.utterances),
         "sentence_errors": score.sentence_errors,
+        "sentence_error_rate": round(100 * score.sentence_errors / len(score.utterances), 4),
+        "characters": _describe_characters(score),
         "empty_references": sum(item.counts.words == 0 for item in score.utterances),
         "missing": score.missing,
         "speakers": _describe_by("speaker", score, rows),
         "corpora": _describe_by("corpus", score, rows),
+        "durations": _describe_durations(score, rows),
+        "confusions": [
+            {"said": said, "heard": heard, "count": count}
+            for said, heard, count in confusions(pairs, config.frequent)
+        ],
+        "deleted_words": dict(most_frequent(words, "deleted", config.frequent)),
+        "inserted_words": dict(most_frequent(words, "inserted", config.frequent)),
         "worst": [_describe_utterance(item) for item in score.worst(config.worst)],
     }
 
 
-def _describe_by(
-    key: str, score: Score, rows: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def _describe_by(key: str, score: Score, rows: Rows) -> dict[str, dict[str, Any]]:
     """Counts by what ``rows`` give as an utterance's speaker, or corpus."""
-    sums: dict[str, ErrorCounts] = defaultdict(ErrorCounts)
-    for utterance in score.utterances:
-        sums[rows[utterance.id][key]] += utterance.counts
-    return {name: _describe_counts(sums[name]) for name in sorted(sums)}
+    groups = counts_by((rows[item.id][key], item.counts) for item in score.utterances)
+    return {name: _describe_group(group) for name, group in groups.items()}
+
+
+def _describe_durations(score: Score, rows: Rows) -> list[dict[str, Any]]:
+    """Counts by bin of duration, shortest first, without empty bins; rows may lack durations."""
+    bins: dict[int, GroupCounts] = {}
+    for item in score.utterances:
+        if "duration" in rows[item.id]:
+            number = duration_bin(rows[item.id]["duration"])
+            counted = GroupCounts(1, int(item.counts.errors > 0), item.counts)
+            bins[number] = bins.get(number, GroupCounts()) + counted
+    ends = [*DURATION_BINS[1:], None]
+    return [
+        {"from": DURATION_BINS[number], "to": ends[number], **_describe_group(bins[number])}
+        for number in sorted(bins)
+    ]
+
+
+def _describe_group(group: GroupCounts) -> dict[str, Any]:
+    return {
+        **_describe_counts(group.counts),
+        "utterances": group.utterances,
+        "sentence_errors": group.sentence_errors,
+    }
 
 
 def _describe_counts(counts: ErrorCounts) -> dict[str, Any]:
     rate = None if counts.rate is None else round(100 * counts.rate, 4)
     return {"wer": rate, "errors": counts.errors, **dataclasses.asdict(counts)}
+
+
+def _describe_characters(score: Score) -> dict[str, Any]:
+    """Character error rate by jiwer; a space between words is a character."""
+    counted = jiwer.process_characters(
+        [item.reference for item in score.utterances],
+        [item.hypothesis for item in score.utterances],
+    )
+    characters = counted.hits + counted.substitutions + counted.deletions
+    errors = counted.substitutions + counted.deletions + counted.insertions
+    rate = round(100 * errors / characters, 4) if characters else None
+    return {"cer": rate, "errors": errors, "characters": characters}
 
 
 def _describe_utterance(utterance: ScoredUtterance) -> dict[str, Any]:
@@ -258,21 +336,22 @@ def _describe_utterance(utterance: ScoredUtterance) -> dict[str, Any]:
     return {"id": utterance.id, **_describe_counts(utterance.counts), **lines}
 
 
-def _interval(score: Score, config: ScoreConfig) -> dict[str, Any] | None:
-    """What other utterances of the same kind could have given; None without reference words.
-
-    Speakers, and the seeds of training, are taken as they are: both add to it in truth.
-    """
-    if not score.total.words:
-        return None
+def _interval(score: Score, config: ScoreConfig, rows: Rows | None = None) -> dict[str, Any] | None:
+    """Bootstrap interval by utterance or, with ``rows``, by speaker; None where there is none."""
     counts = np.array([(item.counts.errors, item.counts.words) for item in score.utterances])
-    errors, words = resampled_sums(counts, config.replicas, config.seed).T
-    rates = 100 * errors[words > 0] / words[words > 0]
-    low, high = np.percentile(rates, [2.5, 97.5])
+    groups = (
+        rows
+        and np.unique([rows[item.id]["speaker"] for item in score.utterances], return_inverse=True)[
+            1
+        ]
+    )
+    interval = bootstrap_interval(counts, config.replicas, config.seed, groups)
+    if interval is None:
+        return None
     return {
-        "kind": "95 % percentile bootstrap over utterances",
-        "low": round(float(low), 4),
-        "high": round(float(high), 4),
+        "kind": f"95 % percentile bootstrap over {'speakers' if rows else 'utterances'}",
+        "low": round(interval.low, 4),
+        "high": round(interval.high, 4),
         "replicas": config.replicas,
         "seed": config.seed,
     }
@@ -280,7 +359,7 @@ def _interval(score: Score, config: ScoreConfig) -> dict[str, Any] | None:
 
 def _read_references(path: Path) -> dict[str, str]:
     references = {}
-    for name, text in read_id_text(path).items():
+    for name, text in read_transcripts(path, "ref").items():
         try:
             references[name] = normalise(text)
         except UnsafeText as error:
@@ -296,7 +375,7 @@ def _read_hypotheses(path: Path) -> dict[str, str]:
     A recogniser may say anything, and a word that no reference can hold is a wrong word.
     """
     hypotheses = {}
-    for name, text in read_id_text(path).items():
+    for name, text in read_transcripts(path, "hyp").items():
         try:
             hypotheses[name] = normalise(text)
         except UnsafeText as error:
@@ -335,8 +414,8 @@ def _check_with_jiwer(
 
 def _main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m asr.score", description=__doc__)
-    parser.add_argument("ref", type=Path, help="references: '<utterance-id> <words>' a line")
-    parser.add_argument("hyp", type=Path, help="hypotheses, in the same format")
+    parser.add_argument("ref", type=Path, help="references: Kaldi's text, TRN, recogs, CSV, JSONL")
+    parser.add_argument("hyp", type=Path, help="hypotheses, in any of them; REF if it has both")
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:

@@ -39,6 +39,31 @@ def test_totals_equal_jiwer_and_the_definition(reference, hypothesis):
     assert counts.errors == errors == distance(tuple(reference), tuple(hypothesis))
 
 
+def first_steps(reference, hypothesis):
+    """The alignment by the module's definition: at each place the first step to the least total."""
+    pairs = []
+    while reference or hypothesis:
+        rest = distance(reference, hypothesis)
+        one, other = reference[:1], hypothesis[:1]
+        if one and other and distance(reference[1:], hypothesis[1:]) + (one != other) == rest:
+            pairs.append((*one, *other))
+            reference, hypothesis = reference[1:], hypothesis[1:]
+        elif one and distance(reference[1:], hypothesis) + 1 == rest:
+            pairs.append((*one, None))
+            reference = reference[1:]
+        else:
+            pairs.append((None, *other))
+            hypothesis = hypothesis[1:]
+    return pairs
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts, texts)
+def test_ties_are_settled_by_the_definition(reference, hypothesis):
+    expected = first_steps(tuple(reference), tuple(hypothesis))
+    assert align(reference, hypothesis) == expected
+
+
 @pytest.mark.parametrize(
     ("reference", "hypothesis", "expected"),
     [

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import jiwer
-import numpy as np
 import pytest
 
 from asr import score as score_module
@@ -14,7 +13,6 @@ from asr.errors import UserError
 from asr.files import write_id_text, write_json, write_jsonl
 from asr.score import (
     read_alignments,
-    resampled_sums,
     run,
     score_files,
     score_texts,
@@ -100,6 +98,39 @@ def test_a_hypothesis_that_the_normaliser_refuses_keeps_its_wrong_word(tmp_path,
     assert "'u1'" in caplog.text and "<unk>" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "line"),
+    [
+        ("twenty-one", "twenty one", "0 / 2, 0 ins, 0 del, 0 sub"),  # a hyphen parts words
+        ("twentyone", "twenty-one", "2 / 1, 1 ins, 0 del, 1 sub"),
+        ("Straße", "STRASSE", "1 / 1, 0 ins, 0 del, 1 sub"),  # lower case is all that is done
+        ("ÜBER", "über", "0 / 1, 0 ins, 0 del, 0 sub"),
+        ("cafe\u0301", "café", "0 / 1, 0 ins, 0 del, 0 sub"),
+        ("john 's", "John’s", "0 / 1, 0 ins, 0 del, 0 sub"),
+        ("東京 タワー", "東京タワー", "2 / 2, 0 ins, 1 del, 1 sub"),  # words are parted by spaces
+        ("a b", "a <unk>", "1 / 2, 0 ins, 0 del, 1 sub"),  # never right, on neither side
+    ],
+)
+def test_what_counts_as_the_same_word(tmp_path, reference, hypothesis, line):
+    score = score_files(*files(tmp_path, {"u": reference}, {"u": hypothesis}))
+    assert score.wer_line().endswith(f"[ {line} ]")
+
+
+def test_one_file_may_hold_both_sides(tmp_path):
+    recogs = tmp_path / "recogs-test.txt"
+    recogs.write_text("u1:\tref=['ONE', 'TWO']\nu1:\thyp=['ONE']\nu2:\tref=['X']\n")
+    score = score_files(recogs, recogs)
+    assert score.wer_line() == "%WER 66.67 [ 2 / 3, 0 ins, 2 del, 0 sub ]"
+    assert score.missing == ["u2"]
+
+
+def test_references_and_hypotheses_may_be_of_different_formats(tmp_path):
+    (tmp_path / "ref.trn").write_text("one two (u1)\nthree (u2)\n")
+    (tmp_path / "hyp.csv").write_text("id,text\nu2,three\nu1,one too\n")
+    score = score_files(tmp_path / "ref.trn", tmp_path / "hyp.csv")
+    assert score.wer_line() == "%WER 33.33 [ 1 / 3, 0 ins, 0 del, 1 sub ]"
+
+
 def test_alignments_read_back_as_written(tmp_path):
     references = {"é-1": "grüße aus köln", "u2": "", "u3": "one two three", "u4": ""}
     hypotheses = {"é-1": "grüsse köln", "u2": "", "u3": "one too three four", "u4": "x"}
@@ -138,16 +169,6 @@ def test_100_000_utterances_are_not_quadratic():
     )
 
 
-def test_resampling_draws_whole_rows_as_often_as_there_are_rows():
-    counts = np.array([[1, 4], [0, 6], [2, 4], [1, 4]])
-    sums = resampled_sums(counts, 20_000, seed=3)
-    assert sums.shape == (20_000, 2)
-    # Mean and variance of a sum of 4 draws with replacement are 4 times those of one row.
-    np.testing.assert_allclose(sums.mean(axis=0), 4 * counts.mean(axis=0), rtol=0.01)
-    np.testing.assert_allclose(sums.var(axis=0), 4 * counts.var(axis=0), rtol=0.05)
-    np.testing.assert_array_equal(sums, resampled_sums(counts[::-1], 20_000, seed=3))
-
-
 def workspace_with_decoded_system(root):
     """Markers and files that the score stage reads, for one system and one test set."""
     recipe = root / "recipe"
@@ -160,7 +181,7 @@ def workspace_with_decoded_system(root):
         write_json(workspace.directory(stage) / "stage.json", {"counts": {}})
     speakers = ["s0", "s1", "s0", "s1", "silent"]
     rows = [
-        {"id": f"u{i}", "speaker": speaker, "corpus": "ab"[i == 2]}
+        {"id": f"u{i}", "speaker": speaker, "corpus": "ab"[i == 2], "duration": 1.5 + i}
         for i, speaker in enumerate(speakers)
     ]
     write_jsonl(workspace.directory("tokens") / "test.jsonl", rows)
@@ -192,6 +213,60 @@ def test_the_stage_writes_totals_speakers_missing_and_worst(tmp_path):
     interval = report["interval"]
     assert "bootstrap over utterances" in interval["kind"]
     assert 0 <= interval["low"] < 40 < interval["high"] <= 100
+    by_speaker = report["interval_by_speaker"]
+    assert by_speaker["kind"] == "95 % percentile bootstrap over speakers"
+    # Of s1 alone 3 times: 20 %; of s0 and twice the silent one: 7 errors in 10 words.
+    assert by_speaker["low"] == 20 and by_speaker["high"] == 70
+
+
+def test_the_stage_writes_bins_of_duration_characters_words_and_confusions(tmp_path):
+    workspace = workspace_with_decoded_system(tmp_path)
+    run(workspace)
+    report = json.loads((workspace.directory("score/bmuf") / "test" / "wer.json").read_text())
+    bins = [
+        (row["from"], row["to"], row["utterances"], row["errors"]) for row in report["durations"]
+    ]
+    assert bins == [(1, 2, 1, 0), (2, 4, 2, 7), (4, 8, 2, 1)]
+    assert report["sentence_error_rate"] == 60.0
+    # "the red" -> "a" of u1: 3 letters by one, and "red " deleted; u2's 19 characters; "uh".
+    assert report["characters"] == {
+        "cer": pytest.approx(100 * 28 / 76, abs=1e-4),
+        "errors": 28,
+        "characters": 76,
+    }
+    assert report["confusions"] == [{"said": "the", "heard": "a", "count": 1}]
+    assert report["deleted_words"] == {"red": 2, "go": 1, "house": 1, "the": 1, "to": 1}
+    assert report["inserted_words"] == {"uh": 1}
+
+
+def test_other_tools_files_hold_the_same_counts(tmp_path):
+    workspace = workspace_with_decoded_system(tmp_path)
+    run(workspace)
+    scored = workspace.directory("score/bmuf") / "test"
+    rows = [line.split() for line in (scored / "ops").read_text().splitlines()]
+    kinds = {kind: sum(int(row[3]) for row in rows if row[0] == kind) for kind, *_ in rows}
+    assert kinds == {"correct": 13, "deletion": 6, "insertion": 1, "substitution": 1}
+    speakers = (scored / "per_spk").read_text().splitlines()
+    assert speakers[-2].split() == ["SUM", "raw", "5", "20", "13", "1", "1", "6", "8", "3"]
+    words = [line.split("\t") for line in (scored / "words.tsv").read_text().splitlines()[1:]]
+    assert [sum(int(row[i]) for row in words) for i in range(1, 5)] == [13, 1, 6, 1]
+    again = score_files(scored / "ref.trn", scored / "hyp.trn")  # u2, missing, is empty now
+    assert again.wer_line() == (scored / "wer.txt").read_text().splitlines()[0]
+    segments = (scored / "ref.stm").read_text().splitlines()
+    assert segments[0] == "u0 1 s0 0.00 1.50 go to the red house"
+    listed = json.loads((scored.parent / "stage.json").read_text())["outputs"]
+    assert {f"test/{path.name}" for path in scored.iterdir()} == listed.keys()
+
+
+def test_a_listing_without_durations_gives_neither_bins_nor_an_stm(tmp_path):
+    workspace = workspace_with_decoded_system(tmp_path)
+    listing = workspace.directory("tokens") / "test.jsonl"
+    rows = [json.loads(line) for line in listing.read_text().splitlines()]
+    write_jsonl(listing, [{k: v for k, v in row.items() if k != "duration"} for row in rows])
+    run(workspace)
+    scored = workspace.directory("score/bmuf") / "test"
+    assert json.loads((scored / "wer.json").read_text())["durations"] == []
+    assert not (scored / "ref.stm").exists()
 
 
 def test_a_set_without_reference_words_has_neither_rate_nor_interval(tmp_path):
@@ -202,6 +277,8 @@ def test_a_set_without_reference_words_has_neither_rate_nor_interval(tmp_path):
     assert (scored / "wer.txt").read_text().startswith("%WER nan [ 1 / 0, 1 ins,")
     report = json.loads((scored / "wer.json").read_text())
     assert report["wer"] is None and report["interval"] is None and report["insertions"] == 1
+    assert report["interval_by_speaker"] is None
+    assert report["characters"] == {"cer": None, "errors": 2, "characters": 0}
 
 
 def test_the_stage_gives_the_same_files_twice_and_skips_when_done(tmp_path):

@@ -1,5 +1,10 @@
-import pytest
+import re
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr import text as text_module
 from asr.text import UnsafeText, normalise
 
 EXAMPLES = [
@@ -54,6 +59,14 @@ def test_normalises_what_is_safe(text, expected):
 def test_refuses_what_needs_guessing(text, reason):
     with pytest.raises(UnsafeText, match="(?s)" + reason.replace("$", r"\$")):
         normalise(text)
+
+
+@given(st.text(alphabet="abnNT 'ſK-", max_size=12))
+def test_the_shortcut_for_plain_words_changes_nothing(text):
+    shortcut = normalise(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, "PLAIN", re.compile("(?!)"))
+        assert shortcut == normalise(text)
 
 
 def test_is_idempotent_for_every_character_that_it_accepts():
