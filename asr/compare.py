@@ -81,7 +81,7 @@ def _compare_stage(workspace: Workspace, baseline: str | None) -> Path:
 
     def build(directory: Path) -> StageResult:
         results = [inputs.of_workspace(workspace, system, test_sets) for system in systems]
-        corpus = inputs.corpus_of(workspace, test_sets)
+        corpus = inputs.corpus_of(workspace.root, test_sets)
         outputs = write_report(directory, results, corpus, config, _commands(workspace, models))
         return StageResult({"systems": systems, "test_sets": test_sets}, outputs)
 
@@ -103,7 +103,9 @@ def _compare_folders(
     results = [result for name in chosen for result in results if result.system == name]
     command = ["python", "-m", "asr", "compare", *map(str, folders), "--baseline", config.baseline]
     commands = [shlex.join([*command, "--out", str(out), *workspace.overrides])]
-    write_report(out, results, Corpus(), config, commands)
+    root = next(filter(None, map(inputs.workspace_of, folders)), None)
+    corpus = Corpus() if root is None else inputs.corpus_of(root, list(results[0].scores))
+    write_report(out, results, corpus, config, commands)
     return out
 
 

@@ -4,44 +4,31 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asr.align import Alignment, ErrorCounts, Pair, aligned_lines
+from asr.align import Alignment, Pair, aligned_lines
+from asr.error_tables import WordCounts, counts_by, pair_counts, word_counts
 from asr.report.inputs import Results
-from asr.score import Score
+from asr.score import describe_counts
 
 LINE_WIDTH = 120
 LISTED = 10  # ids named where a number alone would not help
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]  # test set -> id -> speaker, corpus ...
 
 
-def references(score: Score) -> dict[str, list[str]]:
-    """The reference words of each utterance."""
-    return {
-        item.id: [word for word, _ in item.alignment if word is not None]
-        for item in score.utterances
-    }
-
-
 def by(key: str, results: Sequence[Results], rows: Rows) -> list[dict[str, Any]]:
-    """Errors and words by ``speaker`` or ``corpus``; empty where they are not known."""
+    """Errors and words by ``speaker`` or ``corpus``, of utterances whose is known."""
     listing = []
     for test_set in results[0].scores:
-        sums: dict[str, dict[str, ErrorCounts]] = {}
-        for result in results:
-            for item in result.scores[test_set].utterances:
-                name = rows.get(test_set, {}).get(item.id, {}).get(key)
-                if name is not None:
-                    by_system = sums.setdefault(name, {})
-                    before = by_system.get(result.system, ErrorCounts())
-                    by_system[result.system] = before + item.counts
-        for name in sorted(sums):
-            rates = {
-                system: {
-                    "wer": None if counts.rate is None else round(100 * counts.rate, 4),
-                    "errors": counts.errors,
-                    "words": counts.words,
-                }
-                for system, counts in sums[name].items()
-            }
+        names = {name: row.get(key) for name, row in rows.get(test_set, {}).items()}
+        groups = {
+            result.system: counts_by(
+                (name, item.counts)
+                for item in result.scores[test_set].utterances
+                if (name := names.get(item.id)) is not None
+            )
+            for result in results
+        }
+        for name in groups[results[0].system]:
+            rates = {system: describe_counts(by[name].counts) for system, by in groups.items()}
             listing.append({"test_set": test_set, key: name, "rates": rates})
     return listing
 
@@ -52,28 +39,24 @@ def words(results: Sequence[Results], number: int) -> list[dict[str, Any]]:
     ``wrong`` counts the times a reference word was deleted or heard as another, ``inserted`` the
     times it was heard where nothing was said.
     """
-    said: Counter[str] = Counter()
-    wrong: dict[str, Counter[str]] = {result.system: Counter() for result in results}
-    inserted: dict[str, Counter[str]] = {result.system: Counter() for result in results}
-    for result in results:
-        for reference, hypothesis in _pairs(result):
-            if reference is None:
-                assert hypothesis is not None
-                inserted[result.system][hypothesis] += 1
-            else:
-                said[reference] += result is results[0]
-                wrong[result.system][reference] += reference != hypothesis
-    cost = sum([*wrong.values(), *inserted.values()], Counter())
-    ordered = sorted(cost, key=lambda word: (-cost[word], word))
-    return [
-        {
-            "word": word,
-            "said": said[word],
-            "wrong": {system: counts[word] for system, counts in wrong.items()},
-            "inserted": {system: counts[word] for system, counts in inserted.items()},
-        }
-        for word in ordered[:number]
-    ]
+    tables = {result.system: word_counts(_pairs(result)) for result in results}
+    cost: Counter[str] = Counter()
+    for table in tables.values():
+        cost.update({word: counts.errors for word, counts in table.items() if counts.errors})
+    ordered = sorted(cost, key=lambda word: (-cost[word], word))[:number]
+    listing = []
+    for word in ordered:
+        by_system = {system: table.get(word, WordCounts()) for system, table in tables.items()}
+        first = by_system[results[0].system]
+        listing.append(
+            {
+                "word": word,
+                "said": first.right + first.substituted + first.deleted,
+                "wrong": {name: one.substituted + one.deleted for name, one in by_system.items()},
+                "inserted": {name: one.inserted for name, one in by_system.items()},
+            }
+        )
+    return listing
 
 
 def confusions(results: Sequence[Results], number: int) -> list[dict[str, Any]]:
@@ -81,17 +64,16 @@ def confusions(results: Sequence[Results], number: int) -> list[dict[str, Any]]:
 
     None in the hypothesis' place is a deletion, in the reference's an insertion.
     """
-    counts = {
-        result.system: Counter(pair for pair in _pairs(result) if pair[0] != pair[1])
-        for result in results
-    }
-    total = sum(counts.values(), Counter())
+    pairs = {result.system: _pairs(result) for result in results}
+    total: Counter[Pair] = Counter()
+    for counts in pairs.values():
+        total.update({pair: count for pair, count in counts.items() if pair[0] != pair[1]})
     ordered = sorted(total, key=lambda pair: (-total[pair], pair[0] or "", pair[1] or ""))
     return [
         {
             "reference": pair[0],
             "hypothesis": pair[1],
-            "counts": {system: count[pair] for system, count in counts.items()},
+            "counts": {system: counts[pair] for system, counts in pairs.items()},
         }
         for pair in ordered[:number]
     ]
@@ -200,14 +182,10 @@ def left_out(
             listing.append(what | _named(names) | {"seconds": seconds})
     for result in results:
         for test_set, score in result.scores.items():
-            kinds_of_ids: dict[str, Sequence[str]] = {
-                "no hypothesis: all words count as deleted": score.missing,
-                "no reference: not scored": result.extra.get(test_set, ()),
-            }
-            for reason, ids in kinds_of_ids.items():
-                if ids:
-                    what = {"what": result.system, "set": test_set, "reason": reason}
-                    listing.append(what | _named(ids) | {"seconds": None})
+            if score.missing:
+                reason = "no hypothesis: all words count as deleted"
+                what = {"what": result.system, "set": test_set, "reason": reason}
+                listing.append(what | _named(score.missing) | {"seconds": None})
     return listing
 
 
@@ -226,10 +204,10 @@ def _named(ids: Sequence[str]) -> dict[str, Any]:
     return {"utterances": len(ids), "ids": list(ids[:LISTED])}
 
 
-def _pairs(result: Results) -> Iterator[Pair]:
-    for score in result.scores.values():
-        for item in score.utterances:
-            yield from item.alignment
+def _pairs(result: Results) -> Counter[Pair]:
+    return pair_counts(
+        item.alignment for score in result.scores.values() for item in score.utterances
+    )
 
 
 def _slots(alignment: Alignment) -> Iterator[tuple[list[str], str | None, str | None]]:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from asr.align import ErrorCounts
 from asr.errors import UserError
 from asr.report import breakdown
 from asr.report.inputs import Corpus, Results
 from asr.report.verdict import CAVEAT, verdict
-from asr.score import Score
+from asr.score import Score, describe_counts
 from asr.significance import (
     Interval,
     PairedDifference,
@@ -186,14 +185,14 @@ def _describe_system(
         "bytes_sent": None if None in paid else sum(paid),
         "commit": result.commit,
         "rates": {
-            name: _describe_rate(score, groups[name], len(result.extra.get(name, ())), config)
+            name: _describe_rate(score, groups[name], config)
             for name, score in result.scores.items()
         },
     }
 
 
 def _describe_rate(
-    score: Score, speakers: np.ndarray | None, extra: int, config: CompareConfig
+    score: Score, speakers: np.ndarray | None, config: CompareConfig
 ) -> dict[str, Any]:
     arguments = (_counts(score), config.replicas, config.seed)
     by_speaker = None if speakers is None else bootstrap_interval(*arguments, groups=speakers)
@@ -204,28 +203,22 @@ def _describe_rate(
         "utterances": len(score.utterances),
         "sentence_errors": score.sentence_errors,
         "missing": len(score.missing),
-        "extra": extra,
     }
-
-
-def describe_counts(counts: ErrorCounts) -> dict[str, Any]:
-    """Rate in per cent (None without reference words), errors, and the counts behind them."""
-    rate = None if counts.rate is None else round(100 * counts.rate, 4)
-    return {"wer": rate, "errors": counts.errors, **dataclasses.asdict(counts)}
 
 
 def _check_references(system: Results, baseline: Results) -> None:
     for test_set, theirs in baseline.scores.items():
-        mine = breakdown.references(system.scores[test_set])
-        other = breakdown.references(theirs)
+        mine, other = (
+            {item.id: item.reference for item in score.utterances}
+            for score in (system.scores[test_set], theirs)
+        )
         if mine != other:
-            odd = sorted(
-                name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name)
-            )
+            ids = sorted(mine.keys() | other.keys())
+            odd = [name for name in ids if mine.get(name) != other.get(name)]
             raise UserError(
-                f"{test_set or 'the test set'}: '{system.system}' and '{baseline.system}' have "
-                f"different references: {len(odd)} utterances differ, the first is {odd[0]!r}; "
-                "decode and score both again, or give both the same references"
+                f"{test_set}: '{system.system}' and '{baseline.system}' were scored on different "
+                f"references: {len(odd)} utterances differ, the first is {odd[0]!r}; decode and "
+                "score both again, or give both the same references"
             )
 
 

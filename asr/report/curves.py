@@ -1,5 +1,6 @@
 """How training went, from the TensorBoard files that it wrote."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def read_curves(system: str, events: Path, summary: Mapping[str, Any]) -> dict[s
         event_accumulator,
     )
 
+    logging.getLogger("tensorboard").setLevel(logging.WARNING)
     scalars = event_accumulator.EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
     there = set(scalars.Tags()["scalars"])
     curves: dict[str, Any] = {"system": system}

@@ -9,30 +9,28 @@ from typing import Any
 from asr.errors import UserError
 from asr.files import read_json, read_jsonl
 from asr.report.clips import find_audio
-from asr.score import Score, score_texts
+from asr.score import Score, score_files
 from asr.stages import MARKER, Workspace
 from asr.systems import model_of
-from asr.text import UnsafeText, normalise
-from asr.transcript_formats import find_results, read_transcripts
+from asr.transcript_formats import find_results
 
 log = logging.getLogger("asr")
+
+SUMMARY = "summary.json"
+UNNAMED = "test"  # a test set whose files lie in the folder itself
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
     """One system: its training's summary, empty where unknown; the score of each test set.
 
-    ``extra`` names, by test set, hypotheses that have no reference and are not scored. ``events``
-    is the folder of its TensorBoard files, ``config`` the file of its settings, ``commit`` what
-    the code was at.
+    ``events`` is the folder of its TensorBoard files; ``commit`` what the code was at.
     """
 
     system: str
     summary: Mapping[str, Any]
     scores: Mapping[str, Score]
-    extra: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     events: Path | None = None
-    config: Path | None = None
     commit: str | None = None
 
 
@@ -53,28 +51,25 @@ def of_workspace(workspace: Workspace, system: str, test_sets: Sequence[str]) ->
     """A system that was trained, decoded and scored here."""
     decoded = workspace.directory(f"decode/{system}")
     scores = {
-        name: _score(decoded / name / "ref.txt", decoded / name / "hyp.txt")[0]
+        name: score_files(decoded / name / "ref.txt", decoded / name / "hyp.txt")
         for name in test_sets
     }
     training = _training(workspace.directory(f"train/{model_of(system)}"))
     return Results(system, scores=scores, **training)
 
 
-def corpus_of(workspace: Workspace, test_sets: Sequence[str]) -> Corpus:
-    """Speakers, audio and rejected utterances, as stages 1 and 3 have listed them."""
-    listings = {
-        name: read_jsonl(workspace.directory("tokens") / f"{name}.jsonl") for name in test_sets
-    }
-    rejected = {}
-    for stage in ("manifests", "tokens"):
-        path = workspace.directory(stage) / "rejected.jsonl"
-        if path.exists():
-            rejected[stage] = read_jsonl(path)
-    manifests = workspace.directory("manifests")
+def corpus_of(root: Path, test_sets: Sequence[str]) -> Corpus:
+    """Speakers, audio and rejected utterances, as stages 1 and 3 have listed them in ``root``."""
+    listings = {name: root / "tokens" / f"{name}.jsonl" for name in test_sets}
+    rejected = {stage: root / stage / "rejected.jsonl" for stage in ("manifests", "tokens")}
     return Corpus(
-        rows={name: {row["id"]: row for row in rows} for name, rows in listings.items()},
-        audio={name: find_audio(manifests / f"{name}.jsonl.gz") for name in test_sets},
-        rejected=rejected,
+        rows={
+            name: {row["id"]: row for row in read_jsonl(path)}
+            for name, path in listings.items()
+            if path.exists()
+        },
+        audio={name: find_audio(root / "manifests" / f"{name}.jsonl.gz") for name in test_sets},
+        rejected={stage: read_jsonl(path) for stage, path in rejected.items() if path.exists()},
     )
 
 
@@ -89,7 +84,7 @@ def of_folders(folders: Sequence[Path]) -> list[Results]:
         raise UserError(f"a folder is given twice: {' '.join(map(str, folders))}")
     found = [find_results(folder) for folder in folders]
     if all(len(sets) == 1 for sets in found):
-        name = next((name for sets in found for name in sets if name), "test")
+        name = next((name for sets in found for name in sets if name), UNNAMED)
         found = [dict.fromkeys([name], *sets.values()) for sets in found]
     common = [name for name in found[0] if all(name in sets for sets in found)]
     if not common:
@@ -102,59 +97,36 @@ def of_folders(folders: Sequence[Path]) -> list[Results]:
     for folder, sets, system in zip(folders, found, _short_names(folders), strict=True):
         for name in sorted(set(sets) - set(common)):
             log.warning("%s: test set %s is not in all of the folders: left out", folder, name)
-        scored = {name: _score(sets[name].references, sets[name].hypotheses) for name in common}
-        results.append(
-            Results(
-                system,
-                scores={name: score for name, (score, _) in scored.items()},
-                extra={name: extra for name, (_, extra) in scored.items() if extra},
-                **_training(_training_folder(folder)),
-            )
-        )
+        scores = {
+            name: score_files(sets[name].references, sets[name].hypotheses) for name in common
+        }
+        named = {name or UNNAMED: score for name, score in scores.items()}
+        results.append(Results(system, scores=named, **_training(_training_folder(folder))))
     return results
-
-
-def _score(references: Path, hypotheses: Path) -> tuple[Score, list[str]]:
-    """The score of two files, and the ids that only the hypotheses have."""
-    ref = {}
-    for name, text in read_transcripts(references, "ref").items():
-        try:
-            ref[name] = normalise(text)
-        except UnsafeText as error:
-            raise UserError(f"{references}: utterance {name!r}: {error}") from None
-    if not ref:
-        raise UserError(f"{references}: no utterances; there is nothing to compare")
-    hyp = {name: _safely(text) for name, text in read_transcripts(hypotheses, "hyp").items()}
-    extra = sorted(hyp.keys() - ref.keys(), key=str.encode)
-    return score_texts(ref, {name: text for name, text in hyp.items() if name in ref}), extra
-
-
-def _safely(text: str) -> str:
-    """Normalised; a word that the normaliser refuses stays, and is wrong as no reference has it."""
-    try:
-        return normalise(text)
-    except UnsafeText:
-        return " ".join(map(_safely, words)) if len(words := text.split()) > 1 else text.strip()
 
 
 def _training(folder: Path) -> dict[str, Any]:
     """Fields of ``Results`` that training has left in ``folder``, which need not be there."""
-    summary, marker = folder / "summary.json", folder / MARKER
-    events, config = folder / "tensorboard", folder / "config.yaml"
+    summary, marker, events = (folder / name for name in (SUMMARY, MARKER, "tensorboard"))
     measured = read_json(marker).get("measured", {}) if marker.exists() else {}
     return {
         "summary": read_json(summary) if summary.exists() else {},
         "events": events if events.is_dir() else None,
-        "config": config if config.exists() else None,
         "commit": measured.get("git_commit"),
     }
 
 
-def _training_folder(folder: Path) -> Path:
-    """``train/<system>`` beside a ``decode/<system>``; else the folder itself."""
+def workspace_of(folder: Path) -> Path | None:
+    """The workspace of this recipe that holds ``decode/<system>``; None for any other folder."""
     folder = folder.resolve()
-    trained = folder.parents[1] / "train" / model_of(folder.name) if folder.parent.name else folder
-    return trained if folder.parent.name == "decode" and trained.is_dir() else folder
+    root = folder.parent.parent
+    inside = folder.parent.name == "decode" and (root / "train" / model_of(folder.name)).is_dir()
+    return root if inside else None
+
+
+def _training_folder(folder: Path) -> Path:
+    root = workspace_of(folder)
+    return folder if root is None else root / "train" / model_of(folder.resolve().name)
 
 
 def _short_names(folders: Sequence[Path]) -> list[str]:

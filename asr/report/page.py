@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -23,34 +23,52 @@ SCRIPT = Path(__file__).with_name("page.js")
 # Columns of an utterance's alignment before it goes on below.
 CHARACTERS = 100
 LONG_TABLE = 30  # rows, more are folded up
+# Tables before and after the plots.
+FIRST = ("rates", "differences", "differences-by-speaker")
+SECOND = (
+    "systems", "training", "corpora", "agreement", "words", "confusions", "speakers", "left-out",
+)  # fmt: skip
 
 
 def make_page(report: Mapping[str, Any]) -> str:
     """The whole page."""
     script = SCRIPT.read_text(encoding="utf-8")
-    names = [row["system"] for row in report["systems"]]
-    body = [
-        f"<header><h1>{_title(report)}</h1>",
-        f"<p class=where>{_facts(report)}</p></header>",
-        "<main>",
-        _section("verdict", "Verdict", _verdicts(report)),
-        *(_table_section(number, table) for number, table in enumerate(make_tables(report))),
-        _section("plots", "Plots", _plots(report)),
-        _section("utterances", "Utterances", _utterances(report, names)),
-        _section("settings", "Settings", _settings(report)),
-        _section("made-with", "Made with", _commands(report)),
-        "</main>",
+    title = _title(report)
+    sections = [
+        _Section("verdict", "Verdict", _verdicts(report)),
+        *_table_sections(report, FIRST),
+        _Section("plots", "Plots", _plots(report)),
+        *_table_sections(report, SECOND),
+        _Section("settings", "Settings", _settings(report)),
+        _Section("made-with", "Made with", _commands(report)),
+        _Section("utterances", "Utterances", _utterances(report)),
     ]
+    sections = [section for section in sections if section.content]
+    links = "".join(f'<a href="#{one.name}">{escape(one.title)}</a>\n' for one in sections)
     return (
         "<!doctype html>\n<html lang=en>\n<head>\n<meta charset=utf-8>\n"
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">\n'
         '<meta name=viewport content="width=device-width, initial-scale=1">\n'
         '<meta name=color-scheme content="light dark">\n'
-        f"<title>{_title(report)}</title>\n"
+        f"<title>{title}</title>\n"
         f"<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + f"\n<script>{script}</script>\n</body>\n</html>\n"
+        f"<header><h1>{title}</h1>\n<p class=where>{_facts(report)}</p>\n"
+        f"<nav>{links}</nav></header>\n<main>\n"
+        + "\n".join(section.html() for section in sections)
+        + f"\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
     )
+
+
+class _Section(NamedTuple):
+    """A part of the page: its anchor, its title, its content."""
+
+    name: str
+    title: str
+    content: str
+
+    def html(self) -> str:
+        title = f"<h2>{escape(self.title)}</h2>"
+        return f"<section id={self.name}>{title}\n{self.content}\n</section>"
 
 
 def _policy(script: str) -> str:
@@ -82,32 +100,38 @@ def _facts(report: Mapping[str, Any]) -> str:
     )
 
 
-def _section(name: str, title: str, content: str) -> str:
-    return f"<section id={name}><h2>{escape(title)}</h2>\n{content}\n</section>" if content else ""
-
-
 def _verdicts(report: Mapping[str, Any]) -> str:
     sentences = "".join(f"<p class=verdict>{escape(text)}</p>\n" for text in report["verdicts"])
     return f"{sentences}<p class=note>{escape(report['caveat'])}</p>"
 
 
-def _table_section(number: int, table: Table) -> str:
-    content = _table(table)
-    if len(table.rows) > LONG_TABLE:
-        content = f"<details><summary>{len(table.rows)} rows</summary>\n{content}</details>"
-    return _section(f"table-{number}", table.title, content)
+def _table_sections(report: Mapping[str, Any], names: Sequence[str]) -> Iterator[_Section]:
+    tables = {table.name: table for table in make_tables(report)}
+    for name in names:
+        if name in tables:
+            yield _Section(name, tables[name].title, _folded(report, tables[name]))
 
 
-def _table(table: Table) -> str:
+def _folded(report: Mapping[str, Any], table: Table) -> str:
+    content = _table(report, table)
+    if len(table.rows) <= LONG_TABLE:
+        return content
+    return f"<details><summary>{len(table.rows)} rows</summary>\n{content}</details>"
+
+
+def _table(report: Mapping[str, Any], table: Table) -> str:
     head = "".join(f"<th scope=col>{escape(name)}" for name in table.header)
+    anchors = _anchors(report) if table.name == "systems" else {}
     rows = []
     for row in table.rows:
-        first = f"<th scope=row>{escape(row[0])}"
+        first = escape(row[0])
+        if row[0] in anchors:
+            first = f'<a href="#{anchors[row[0]]}">{first}</a>'
         others = "".join(
             f"<td{'' if column < table.left else ' class=n'}>{escape(cell)}"
             for column, cell in enumerate(row[1:], start=1)
         )
-        rows.append(f"<tr>{first}{others}")
+        rows.append(f"<tr><th scope=row>{first}{others}")
     note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
     return (
         f'<div class=wide tabindex=0 role=region aria-label="{escape(table.title)}">'
@@ -131,7 +155,8 @@ def _plots(report: Mapping[str, Any]) -> str:
     return f"<div class=plots>{drawn}</div>" if drawn else ""
 
 
-def _utterances(report: Mapping[str, Any], names: Sequence[str]) -> str:
+def _utterances(report: Mapping[str, Any]) -> str:
+    names = [row["system"] for row in report["systems"]]
     rows = "\n".join(_utterance(row, names) for row in report["utterances"])
     systems = json.dumps(names)
     sets = json.dumps(report["test_sets"])
@@ -199,16 +224,26 @@ def _cell(reference: str | None, heard: str | None) -> str:
 
 def _settings(report: Mapping[str, Any]) -> str:
     """Each system's resolved configuration and commit."""
+    anchors = _anchors(report)
     parts = []
     for row in report["systems"]:
-        if row["config"]:
+        if row["system"] in anchors:
             text = escape(yaml.safe_dump(row["config"], sort_keys=False))
             commit = f"<code>{escape(row['commit'] or ABSENT)}</code>"
             parts.append(
                 f"<details><summary>{escape(row['system'])}, commit {commit}</summary>"
-                f"<pre>{text}</pre></details>"
+                f"<pre id={anchors[row['system']]}>{text}</pre></details>"
             )
     return "\n".join(parts)
+
+
+def _anchors(report: Mapping[str, Any]) -> dict[str, str]:
+    """Where the settings of each system stand, for those whose settings are known."""
+    return {
+        row["system"]: f"settings-{number}"
+        for number, row in enumerate(report["systems"])
+        if row["config"]
+    }
 
 
 def _commands(report: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asr.report.content import TIERS
 from asr.report.figures import (
     ABSENT,
     duration,
@@ -21,6 +22,7 @@ Report = Mapping[str, Any]
 class Table:
     """``left`` columns of names, then figures. ``note`` says how to read them."""
 
+    name: str
     title: str
     header: list[str]
     rows: list[list[str]]
@@ -69,7 +71,7 @@ def _rates(report: Report) -> Table:
                 ]
             )
     note = "Intervals: 95 %, bootstrap over utterances, or over speakers."
-    return Table("Word error rates", header, rows, 2, note)
+    return Table("rates", "Word error rates", header, rows, 2, note)
 
 
 def _differences(report: Report) -> Table:
@@ -96,7 +98,9 @@ def _differences(report: Report) -> Table:
         f"half; not worse: the relative interval's upper end is under {margin}; segments and p: "
         "matched-pairs test (MAPSSWE), two-sided."
     )
-    return Table(f"Differences to {report['baseline']}, paired", header, rows, 2, note)
+    return Table(
+        "differences", f"Differences to {report['baseline']}, paired", header, rows, 2, note
+    )
 
 
 def _by_speaker(report: Report) -> Table:
@@ -114,7 +118,7 @@ def _by_speaker(report: Report) -> Table:
     ]
     note = "The same differences when whole speakers are drawn, in points and in per cent."
     title = f"Differences to {report['baseline']}, by speaker"
-    return Table(title, header, rows, 2, note)
+    return Table("differences-by-speaker", title, header, rows, 2, note)
 
 
 def _systems(report: Report) -> Table:
@@ -137,7 +141,7 @@ def _systems(report: Report) -> Table:
         for row in report["systems"]
         if row["title"]
     ]
-    return Table("Systems", header, rows, 2)
+    return Table("systems", "Systems", header, rows, 2)
 
 
 def _training(report: Report) -> Table:
@@ -153,7 +157,7 @@ def _training(report: Report) -> Table:
             duration(row["train_seconds"]),
             number(row["frames_per_second"], ".0f"),
             number(row["density"], ".3%"),
-            *(megabytes(row["bytes_per_worker"][tier]) for tier in row["bytes_per_worker"]),
+            *(megabytes(row["bytes_per_worker"][tier]) for tier in TIERS),
             megabytes(row["bytes_sent"]),
             number(_percent(row["best_dev_wer"]), ".2f"),
         ]
@@ -164,35 +168,35 @@ def _training(report: Report) -> Table:
     for row in report["curves"]:
         if row.get("totals_measured") is False:
             note += f" {row['system']}: curves in proportion to steps."
-    order = ["inner_wire", "inner_payload", "outer"]
-    assert all(list(row["bytes_per_worker"]) == order for row in report["systems"])
-    return Table("Training", header, rows, 1, note)
+    return Table("training", "Training", header, rows, 1, note)
 
 
 def _corpora(report: Report) -> Table:
     """Only where a test set is of several."""
     sets = [row["test_set"] for row in report["corpora"]]
     mixed = [row for row in report["corpora"] if sets.count(row["test_set"]) > 1]
-    return _by("corpus", "Word error rates by corpus, %", mixed, report)
+    return _by("corpora", "corpus", "Word error rates by corpus, %", mixed, report)
 
 
 def _speakers(report: Report) -> Table:
-    return _by("speaker", "Word error rates by speaker, %", report["speakers"], report)
+    return _by("speakers", "speaker", "Word error rates by speaker, %", report["speakers"], report)
 
 
-def _by(key: str, title: str, listing: Sequence[Mapping[str, Any]], report: Report) -> Table:
+def _by(
+    name: str, key: str, title: str, listing: Sequence[Mapping[str, Any]], report: Report
+) -> Table:
     names = [row["system"] for row in report["systems"]]
     header = ["test set", key, "words"]
-    for name in names:
-        header += [name, f"{name} errors"]
+    for system in names:
+        header += [system, f"{system} errors"]
     rows = []
     for row in listing:
         cells = [row["test_set"], row[key], number(row["rates"][names[0]]["words"])]
-        for name in names:
-            rate = row["rates"][name]
+        for system in names:
+            rate = row["rates"][system]
             cells += [number(rate["wer"], ".2f"), number(rate["errors"])]
         rows.append(cells)
-    return Table(title, header, rows, 2)
+    return Table(name, title, header, rows, 2)
 
 
 def _disagreements(report: Report) -> Table:
@@ -209,7 +213,7 @@ def _disagreements(report: Report) -> Table:
         ]
         for row in report["disagreements"]
     ]
-    return Table("Utterances without any error", header, rows, 2)
+    return Table("agreement", "Utterances without any error", header, rows, 2)
 
 
 def _words(report: Report) -> Table:
@@ -223,7 +227,7 @@ def _words(report: Report) -> Table:
         for name in names:
             cells += [number(row["wrong"][name]), number(row["inserted"][name])]
         rows.append(cells)
-    return Table("Words that cost most errors", header, rows, 1)
+    return Table("words", "Words that cost most errors", header, rows, 1)
 
 
 def _confusions(report: Report) -> Table:
@@ -236,7 +240,9 @@ def _confusions(report: Report) -> Table:
         ]
         for row in report["confusions"]
     ]
-    return Table("Most frequent confusions", ["reference", "hypothesis", *names], rows, 2)
+    return Table(
+        "confusions", "Most frequent confusions", ["reference", "hypothesis", *names], rows, 2
+    )
 
 
 def _left_out(report: Report) -> Table:
@@ -252,7 +258,7 @@ def _left_out(report: Report) -> Table:
         ]
         for row in report["left_out"]
     ]
-    return Table("Left out", header, rows, 4)
+    return Table("left-out", "Left out", header, rows, 4)
 
 
 def _ends(ends: Mapping[str, float] | None) -> str:

@@ -24,7 +24,8 @@ def verdict(
             f"trained in {duration(system['train_seconds'])}, the baseline in "
             f"{duration(baseline['train_seconds'])}{_percent(training['seconds'])}"
         )
-    if system["bytes_sent"] is not None and baseline["bytes_sent"] is not None:
+    sent = (system["bytes_sent"], baseline["bytes_sent"])
+    if None not in sent and any(sent):
         parts.append(
             f"each worker sent {megabytes(system['bytes_sent'])} MB, the baseline's "
             f"{megabytes(baseline['bytes_sent'])} MB{_percent(training['bytes'])}"
