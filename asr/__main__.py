@@ -55,9 +55,14 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         options.add_argument(
             "overrides", nargs="*", metavar="key=value", help="set one configuration value"
         )
-    arguments = parser.parse_args(words)
+    arguments, others = parser.parse_known_args(words)
     if arguments.verb == "compare":
+        # Folders and settings may stand on both sides of the options.
+        arguments.words += [word for word in others if not word.startswith("-")]
+        others = [word for word in others if word.startswith("-")]
         _settle_comparison(verbs.choices["compare"], arguments)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     return arguments
 
 

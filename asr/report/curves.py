@@ -17,7 +17,7 @@ SCALARS = {
 DEV = "dev/wer"
 # Totals since training began, written with each dev WER.
 TOTALS = {"samples": "dev/samples", "seconds": "dev/seconds", "bytes": "dev/bytes"}
-POINTS = 200
+POINTS = 120
 
 
 def read_curves(system: str, events: Path, summary: Mapping[str, Any]) -> dict[str, Any]:

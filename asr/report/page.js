@@ -139,7 +139,7 @@ list.addEventListener("toggle", event => {
   if (!event.target.open || !link) return;
   const player = document.createElement("audio");
   player.controls = true;
-  player.preload = "none";
+  player.preload = "metadata";
   player.src = link.getAttribute("href");
   player.addEventListener("error", () => player.replaceWith(link));
   link.replaceWith(player);
