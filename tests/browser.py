@@ -43,7 +43,8 @@ def visit(
 ) -> Visit:
     """Open a file, evaluate JavaScript expressions one after the other, take a picture."""
     assert CHROMIUM is not None, MISSING
-    with tempfile.TemporaryDirectory() as profile:
+    # Chromium's helpers may write a last file while the folder is being removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [CHROMIUM, "--headless", "--disable-gpu", "--remote-debugging-port=0"]
         command += [f"--user-data-dir={profile}", "--no-first-run", "--hide-scrollbars"]
         command += ["--no-sandbox"] if os.getuid() == 0 else []

@@ -139,7 +139,7 @@ def test_audio_plays_in_its_place(page):
 
 @IN_BROWSER
 def test_it_is_complete_without_javascript(page):
-    opened = "document.querySelectorAll('#list details table').length"
+    opened = "document.querySelectorAll('#list details pre').length"
     links = "document.querySelectorAll('#list a.audio').length"
     hidden = "document.getElementById('find').checkVisibility()"
     seen = visit(page, [IDS, opened, links, hidden], scripts=False)

@@ -36,6 +36,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
+document.documentElement.classList.add("scripted");
 const form = document.getElementById("find");
 const list = document.getElementById("list");
 const systems = JSON.parse(form.dataset.systems), sets = JSON.parse(form.dataset.sets);

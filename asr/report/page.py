@@ -7,6 +7,7 @@ its place. The page's security policy lets nothing be fetched, and no script run
 import base64
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -22,6 +23,8 @@ STYLE = Path(__file__).with_name("page.css")
 SCRIPT = Path(__file__).with_name("page.js")
 # Columns of an utterance's alignment before it goes on below.
 CHARACTERS = 100
+REFERENCE_LABEL = "ref"
+GAP = "\N{MINUS SIGN}"  # in the place of a word that was not heard
 LONG_TABLE = 30  # rows, more are folded up
 # Tables before and after the plots.
 FIRST = ("rates", "differences", "differences-by-speaker")
@@ -179,7 +182,7 @@ def _utterance(row: Mapping[str, Any], names: Sequence[str]) -> str:
     text = " ".join(word for word in row["reference"] if word is not None)
     speaker = f" <i>{escape(row['speaker'])}</i>" if row["speaker"] else ""
     audio = f'<a class=audio href="{escape(row["audio"])}">audio</a>' if row.get("audio") else ""
-    inside = "".join(_aligned(row, names)) if any(errors) else "<p>All have every word right.</p>"
+    inside = _aligned(row, names) if any(errors) else "<p>All have every word right.</p>"
     shown = escape(text) or "<i>(nothing said)</i>"
     return (
         f'<li data-e="{",".join(map(str, errors))}" data-w={row["words"]} '
@@ -189,37 +192,45 @@ def _utterance(row: Mapping[str, Any], names: Sequence[str]) -> str:
     )
 
 
-def _aligned(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
-    """Tables of the reference and all hypotheses, word below word, each as wide as fits."""
+def _aligned(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The reference and all hypotheses as lines, word below word, cut where they grow too wide."""
     lines = [row["reference"], *(row["hypotheses"][name] for name in names)]
-    part: list[Sequence[str | None]] = []
-    length = 0
+    labels = _padded([REFERENCE_LABEL, *names])
+    starts = [f"<i>{escape(label)}</i>" for label in labels]
+    blocks: list[list[str]] = []
+    width = CHARACTERS
     for column in zip(*lines, strict=True):
-        width = max(len(word or "") for word in column) + 1
-        if part and length + width > CHARACTERS:
-            yield _alignment(part, names)
-            part, length = [], 0
-        part.append(column)
-        length += width
-    if part:
-        yield _alignment(part, names)
+        cells = _padded([word or (GAP if column[0] else "") for word in column])
+        if width + len(cells[0]) > CHARACTERS:
+            blocks.append(list(starts))
+            width = 0
+        width += len(cells[0]) + 1
+        for number, (word, cell) in enumerate(zip(column, cells, strict=True)):
+            blocks[-1][number] += " " + _marked(column[0], word, cell)
+    text = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks)
+    return f"<pre tabindex=0>{text}</pre>"
 
 
-def _alignment(part: Sequence[Sequence[str | None]], names: Sequence[str]) -> str:
-    first = "".join(f"<td>{escape(column[0] or '')}" for column in part)
-    rows = [f"<tr><th scope=row>ref{first}"]
-    for number, name in enumerate(names, start=1):
-        cells = "".join(_cell(column[0], column[number]) for column in part)
-        rows.append(f"<tr><th scope=row>{escape(name)}{cells}")
-    return f"<div class=wide><table class=al>{''.join(rows)}</table></div>"
-
-
-def _cell(reference: str | None, heard: str | None) -> str:
-    if heard is None:
-        return "<td>" if reference is None else "<td class=d>&minus;"
+def _marked(reference: str | None, heard: str | None, cell: str) -> str:
+    """A word in its column, marked if it is wrong; the reference's own words are not."""
     if heard == reference:
-        return f"<td>{escape(heard)}"
-    return f"<td class={'i' if reference is None else 's'}>{escape(heard)}"
+        return escape(cell)
+    word = cell.rstrip()
+    kind = "d" if heard is None else "i" if reference is None else "s"
+    return f"<b class={kind}>{escape(word)}</b>{cell[len(word) :]}"
+
+
+def _padded(words: Sequence[str]) -> list[str]:
+    """Words filled up with spaces to one width on the screen."""
+    widths = [sum(map(_columns, word)) for word in words]
+    return [word + " " * (max(widths) - width) for word, width in zip(words, widths, strict=True)]
+
+
+def _columns(character: str) -> int:
+    """How many columns of a fixed-width font a character takes."""
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def _settings(report: Mapping[str, Any]) -> str:
