@@ -6,7 +6,6 @@ RECIPE ?= mini
 DIR ?= exp/$(RECIPE)
 
 RUN := recipes/$(RECIPE)/run.sh --dir $(DIR)
-REPORT := $(DIR)/compare/report.txt
 # What is installed is what these files asked for when the stamp was made.
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -100,8 +99,8 @@ gpu-check: $(INSTALLED) ## check on a GPU what only a GPU can show
 	$(VENV)/bin/python scripts/gpu_check.py
 
 .PHONY: report
-report: ## print the report
-	@cat $(REPORT) 2>/dev/null || { echo "no $(REPORT) yet; make demo writes it" >&2; exit 1; }
+report: $(INSTALLED) ## write the report if it is not up to date (stage 9), and print where it is
+	@$(RUN) --stage 9 --stop-stage 9
 
 .PHONY: clean
 clean: ## remove exp/, all that the stages wrote there

@@ -45,8 +45,9 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             options.set_defaults(recipe=Path(), overrides=[])
             WITHOUT_RECIPE[verb](options)
             continue
-        options.add_argument("--recipe", type=Path, required=True, help="folder with conf/*.yaml")
-        options.add_argument("--dir", type=Path, required=True, help="where all outputs go")
+        needed = verb != "compare"  # which also takes folders in their place
+        options.add_argument("--recipe", type=Path, required=needed, help="folder with conf/*.yaml")
+        options.add_argument("--dir", type=Path, required=needed, help="where all outputs go")
         if verb in STAGES:
             _add_stage_options(options)
         if verb == "train":
@@ -59,10 +60,21 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             options.set_defaults(overrides=[])
             _add_averaging_options(options)
             continue
+        if verb == "compare":
+            _add_comparison_options(options)
+            continue
         options.add_argument(
             "overrides", nargs="*", metavar="key=value", help="set one configuration value"
         )
-    return parser.parse_args(words)
+    arguments, others = parser.parse_known_args(words)
+    if arguments.verb == "compare":
+        # Folders and settings may stand on both sides of the options.
+        arguments.words += [word for word in others if not word.startswith("-")]
+        others = [word for word in others if word.startswith("-")]
+        _settle_comparison(verbs.choices["compare"], arguments)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    return arguments
 
 
 def _add_stage_options(options: argparse.ArgumentParser) -> None:
@@ -95,6 +107,37 @@ def _add_plan_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--sample", type=Path, help="a folder of audio to measure preparation on; else it is made"
     )
+
+
+def _add_comparison_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument("--baseline", help="the system that others are compared with")
+    options.add_argument(
+        "--out", type=Path, help="where the report of FOLDERs goes; ./comparison if not given"
+    )
+    options.add_argument(
+        "words",
+        nargs="*",
+        metavar="FOLDER | key=value",
+        help="folders with references and hypotheses of any toolkit, in place of --recipe and "
+        "--dir; settings",
+    )
+
+
+def _settle_comparison(options: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Tell folders from settings; exits with the usage if it is neither a stage nor folders."""
+    words = arguments.words
+    arguments.folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
+    folders = set(map(str, arguments.folders))
+    arguments.overrides = [word for word in words if str(Path(word)) not in folders]
+    stage = [arguments.recipe, arguments.dir]
+    if arguments.folders:
+        if stage != [None, None]:
+            options.error("give either folders, or --recipe and --dir")
+        arguments.recipe, arguments.dir = Path(), Path()
+    elif None in stage:
+        options.error("give folders with results, or both --recipe and --dir")
+    elif arguments.out is not None:
+        options.error("--out belongs to folders; with --dir the report goes to DIR/compare")
 
 
 def _add_inspection_options(options: argparse.ArgumentParser) -> None:
@@ -159,6 +202,9 @@ def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
         return {"system": arguments.system}
     if arguments.verb == "plan":
         return {"systems": arguments.system, "json": arguments.json, "sample": arguments.sample}
+    if arguments.verb == "compare":
+        names = ("folders", "baseline", "out")
+        return {name: getattr(arguments, name) for name in names}
     if arguments.verb == "inspect":
         return {"what": arguments.what, "as_json": arguments.json, "out": arguments.out}
     if arguments.verb == "export":

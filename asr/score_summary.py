@@ -33,7 +33,7 @@ def describe(score: "Score", rows: Rows, config: "ScoreConfig") -> dict[str, Any
     words = word_counts(pairs)
     return {
         "schema": SCHEMA,
-        **_describe_counts(score.total),
+        **describe_counts(score.total),
         "interval": _interval(score, config),
         "interval_by_speaker": _interval(score, config, rows),
         "utterances": len(score.utterances),
@@ -77,13 +77,14 @@ def _describe_durations(score: "Score", rows: Rows) -> list[dict[str, Any]]:
 
 def _describe_group(group: GroupCounts) -> dict[str, Any]:
     return {
-        **_describe_counts(group.counts),
+        **describe_counts(group.counts),
         "utterances": group.utterances,
         "sentence_errors": group.sentence_errors,
     }
 
 
-def _describe_counts(counts: ErrorCounts) -> dict[str, Any]:
+def describe_counts(counts: ErrorCounts) -> dict[str, Any]:
+    """Rate in per cent (None without reference words), errors, and the counts behind them."""
     rate = None if counts.rate is None else round(100 * counts.rate, 4)
     return {"wer": rate, "errors": counts.errors, **dataclasses.asdict(counts)}
 
@@ -103,7 +104,7 @@ def _describe_characters(score: "Score") -> dict[str, Any]:
 def _describe_utterance(utterance: "ScoredUtterance") -> dict[str, Any]:
     reference, hypothesis, operation = aligned_lines(utterance.alignment)
     lines = {"ref": reference, "hyp": hypothesis, "op": operation}
-    return {"id": utterance.id, **_describe_counts(utterance.counts), **lines}
+    return {"id": utterance.id, **describe_counts(utterance.counts), **lines}
 
 
 def _interval(

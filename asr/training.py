@@ -328,7 +328,18 @@ class SystemTrainer:
                 save_model(self.directory / MODEL, model, self.travels_with)
         if writer is not None:
             writer.add_scalar("dev/wer", wer, self.trainer.steps)
+            for name, total in self._totals().items():
+                writer.add_scalar(f"dev/{name}", total, self.trainer.steps)
             tqdm.write(f"{self.system}: step {self.trainer.steps}, dev WER {_percent(wer)}")
+
+    def _totals(self) -> dict[str, float]:
+        """What dev WER is drawn against in the report, since training began."""
+        progress = self.progress
+        return {
+            "samples": progress.samples,
+            "seconds": progress.train_seconds,
+            "bytes": progress.inner_wire_bytes + progress.outer_wire_bytes,
+        }
 
     def _may_save(self) -> bool:
         """Whether this is a place where ranks ask each other: a block's end, if there are blocks.

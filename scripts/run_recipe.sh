@@ -100,5 +100,5 @@ run_stage 8 "score" score
 overrides=("baseline=$baseline" "${overrides[@]}")
 run_stage 9 "compare the systems" compare
 if ((stop_stage == 9)); then
-    printf '\nreport: %s\n' "$dir/compare/report.txt"
+    printf '\nreport: %s\n' "$dir/compare/report.html"
 fi

@@ -69,7 +69,7 @@ def test_all_stages_in_order(driver):
     assert driver.calls[0] == f"-m asr corpus --recipe {ROOT}/recipes/mini --dir out"
     headers = re.findall(r"^stage (\d): \w+", result.stdout, re.MULTILINE)
     assert headers == list("012345789")
-    assert result.stdout.endswith("\nreport: out/compare/report.txt\n")
+    assert result.stdout.endswith("\nreport: out/compare/report.html\n")
 
 
 def test_single_worker_reference_is_stage_6(driver):

@@ -87,7 +87,7 @@ def experiment(driver, tmp_path_factory):
     """The folder that a whole run, the optional stage included, has filled."""
     directory = tmp_path_factory.mktemp("exp")
     result = driver(directory, "--single", "true")
-    assert f"report: {directory}/compare/report.txt" in result.stdout
+    assert result.stdout.endswith(f"report: {directory}/compare/report.html\n")
     return directory
 
 
