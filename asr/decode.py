@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from asr.tokens import BLANK, Tokenizer
 from asr.tuning import best_of, grid_of, on_edge, sweep, write_sweep
 
 log = logging.getLogger("asr")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass
@@ -126,15 +127,26 @@ def log_probabilities(
 
     Model and batches are as in ``recognise``. T is 0 for one shorter than a model frame.
     """
+    return for_each(model, utterances, batch_frames, Tensor.clone)
+
+
+def for_each(
+    model: nn.Module,
+    utterances: UtteranceSet,
+    batch_frames: int,
+    do: Callable[[Tensor], Result],
+) -> dict[str, Result]:
+    """By id, what ``do`` makes of every utterance's log-probabilities, those above."""
     chosen = range(len(utterances))
-    found = {utterances.id(index): torch.empty(0, 0) for index in chosen}
+    silent = [index for index in chosen if not stacked_length(utterances.frames[index])]
+    results = {utterances.id(index): do(torch.empty(0, 0)) for index in silent}
 
     def take(batch: list[int], log_probs: Tensor, lengths: Tensor) -> None:
         for index, frames, length in zip(batch, log_probs.cpu(), lengths.tolist(), strict=True):
-            found[utterances.id(index)] = frames[:length].clone()
+            results[utterances.id(index)] = do(frames[:length])
 
     _run_model(model, utterances, batch_frames, chosen, take)
-    return found
+    return results
 
 
 def _run_model(
@@ -212,7 +224,6 @@ def _search_with_lm(
     model, tokenizer = _load(workspace, system)
     of_words = config.lm.units == "words"
     lexicon = workspace.directory(STAGE) / LEXICON if of_words else None
-
     search = BeamSearch(tokenizer, model_path(workspace), lexicon, settings.beam)
     dev = workspace.require("corpus")["counts"]["splits"]["dev"]
     references = {
@@ -234,8 +245,7 @@ def _search_with_lm(
     search.weigh(best.weights)
 
     def hear(utterances: UtteranceSet) -> dict[str, str]:
-        found = log_probabilities(model, utterances, config.batch_frames)
-        return {name: search(frames) for name, frames in found.items()}
+        return for_each(model, utterances, config.batch_frames, search)
 
     result = _decode_test_sets(workspace, f"{system}{WITH_LM}", hear, directory)
     return StageResult(

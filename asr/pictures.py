@@ -62,7 +62,7 @@ def save_sweep(
         axes.plot(*zip(*row, strict=True), marker="o", label=f"{word_score:g}")
     axes.set(xlabel="lm_weight", ylabel="word error rate, %", title=title)
     if rates:
-        axes.legend(title="word_score")
+        figure.legend(title="word_score", loc="outside right upper")
     _save(figure, path)
 
 
