@@ -19,6 +19,7 @@ Pair = tuple[str | None, str | None]
 Alignment = list[Pair]
 
 _BOTH, _DELETION, _INSERTION = 0, 1, 2
+_FEW = 64  # words of a hypothesis; for more, numpy's rows are faster than a loop
 GAP = "***"  # what stands in the place of no word, as in Kaldi's listings
 
 
@@ -76,10 +77,10 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> Alignment:
     same = _equal_at_start(reference, hypothesis)
     pairs: Alignment = [(word, word) for word in reference[:same]]
     reference, hypothesis = reference[same:], hypothesis[same:]
-    moves = _moves(reference, hypothesis)
+    moves = (_moves if len(hypothesis) > _FEW else _moves_of_few)(reference, hypothesis)
     i, j = len(reference), len(hypothesis)
     while i or j:
-        move = moves[i, j]
+        move = moves[i][j]
         pairs.append(
             (
                 reference[-i] if move != _INSERTION else None,
@@ -130,6 +131,26 @@ def _equal_at_start(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
         if one != other:
             return place
     return min(len(reference), len(hypothesis))
+
+
+def _moves_of_few(reference: Sequence[str], hypothesis: Sequence[str]) -> list[list[int]]:
+    """``_moves`` of short texts, cell by cell."""
+    heard = hypothesis[::-1]
+    cost = list(range(len(heard) + 1))
+    moves = [[_INSERTION] * len(cost)]
+    for word in reference[::-1]:
+        diagonal, row = cost[0], [_DELETION]
+        cost[0] += 1
+        for j, other in enumerate(heard, start=1):
+            best, move = diagonal + (word != other), _BOTH
+            if cost[j] + 1 < best:
+                best, move = cost[j] + 1, _DELETION
+            if cost[j - 1] + 1 < best:
+                best, move = cost[j - 1] + 1, _INSERTION
+            diagonal, cost[j] = cost[j], best
+            row.append(move)
+        moves.append(row)
+    return moves
 
 
 def _moves(reference: Sequence[str], hypothesis: Sequence[str]) -> np.ndarray:

@@ -3,9 +3,11 @@
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from asr.align import Alignment, ErrorCounts, Pair
 
+Group = TypeVar("Group", str, int)
 # Seconds; the last bin has no end.
 DURATION_BINS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -41,9 +43,9 @@ class WordCounts:
         return self.substituted + self.deleted + self.inserted
 
 
-def counts_by(members: Iterable[tuple[str, ErrorCounts]]) -> dict[str, GroupCounts]:
-    """Sums by group, sorted by name, of each utterance's (group, counts)."""
-    sums: dict[str, GroupCounts] = defaultdict(GroupCounts)
+def counts_by(members: Iterable[tuple[Group, ErrorCounts]]) -> dict[Group, GroupCounts]:
+    """Sums by group, sorted by group, of each utterance's (group, counts)."""
+    sums: dict[Group, GroupCounts] = defaultdict(GroupCounts)
     for group, counts in members:
         sums[group] += GroupCounts(1, int(counts.errors > 0), counts)
     return dict(sorted(sums.items()))

@@ -19,34 +19,21 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jiwer
-import numpy as np
 
 from asr.align import Alignment, ErrorCounts, align, aligned_lines
-from asr.error_tables import (
-    DURATION_BINS,
-    GroupCounts,
-    confusions,
-    counts_by,
-    duration_bin,
-    most_frequent,
-    pair_counts,
-    word_counts,
-)
+from asr.error_tables import counts_by, pair_counts, word_counts
 from asr.errors import UserError
 from asr.files import read_jsonl, write_json, write_text
 from asr.score_files import ops_text, per_spk_text, stm_text, trn_text, words_text
-from asr.significance import bootstrap_interval
+from asr.score_summary import Rows, describe
 from asr.stages import StageResult, Workspace, run_stage
 from asr.systems import finished_systems
 from asr.text import UnsafeText, normalise
 from asr.transcript_formats import read_transcripts
 
 log = logging.getLogger("asr")
-
-SCHEMA = 1  # of wer.json
 
 
 @dataclasses.dataclass
@@ -230,9 +217,6 @@ def _score_system(
     return StageResult(counts, outputs)
 
 
-Rows = Mapping[str, Mapping[str, Any]]  # utterance id -> its speaker, corpus and duration
-
-
 def _write_set(folder: Path, score: Score, rows: Rows, config: ScoreConfig) -> list[Path]:
     """Write all files of one test set; returns their paths."""
     pairs = pair_counts(item.alignment for item in score.utterances)
@@ -252,110 +236,8 @@ def _write_set(folder: Path, score: Score, rows: Rows, config: ScoreConfig) -> l
     for name, text in texts.items():
         write_text(folder / name, text)
     write_alignments(folder / "per_utt.txt", score)
-    write_json(folder / "wer.json", _describe(score, rows, config))
+    write_json(folder / "wer.json", describe(score, rows, config))
     return [folder / name for name in (*texts, "per_utt.txt", "wer.json")]
-
-
-def _describe(score: Score, rows: Rows, config: ScoreConfig) -> dict[str, Any]:
-    """The content of wer.json, as docs/scoring.md has it; rates are in per cent."""
-    pairs = pair_counts(item.alignment for item in score.utterances)
-    words = word_counts(pairs)
-    return {
-        "schema": SCHEMA,
-        **describe_counts(score.total),
-        "interval": _interval(score, config),
-        "interval_by_speaker": _interval(score, config, rows),
-        "utterances": len(score.utterances),
-        "sentence_errors": score.sentence_errors,
-        "sentence_error_rate": round(100 * score.sentence_errors / len(score.utterances), 4),
-        "characters": _describe_characters(score),
-        "empty_references": sum(item.counts.words == 0 for item in score.utterances),
-        "missing": score.missing,
-        "speakers": _describe_by("speaker", score, rows),
-        "corpora": _describe_by("corpus", score, rows),
-        "durations": _describe_durations(score, rows),
-        "confusions": [
-            {"said": said, "heard": heard, "count": count}
-            for said, heard, count in confusions(pairs, config.frequent)
-        ],
-        "deleted_words": dict(most_frequent(words, "deleted", config.frequent)),
-        "inserted_words": dict(most_frequent(words, "inserted", config.frequent)),
-        "worst": [_describe_utterance(item) for item in score.worst(config.worst)],
-    }
-
-
-def _describe_by(key: str, score: Score, rows: Rows) -> dict[str, dict[str, Any]]:
-    """Counts by what ``rows`` give as an utterance's speaker, or corpus."""
-    groups = counts_by((rows[item.id][key], item.counts) for item in score.utterances)
-    return {name: _describe_group(group) for name, group in groups.items()}
-
-
-def _describe_durations(score: Score, rows: Rows) -> list[dict[str, Any]]:
-    """Counts by bin of duration, shortest first, without empty bins; rows may lack durations."""
-    bins: dict[int, GroupCounts] = {}
-    for item in score.utterances:
-        if "duration" in rows[item.id]:
-            number = duration_bin(rows[item.id]["duration"])
-            counted = GroupCounts(1, int(item.counts.errors > 0), item.counts)
-            bins[number] = bins.get(number, GroupCounts()) + counted
-    ends = [*DURATION_BINS[1:], None]
-    return [
-        {"from": DURATION_BINS[number], "to": ends[number], **_describe_group(bins[number])}
-        for number in sorted(bins)
-    ]
-
-
-def _describe_group(group: GroupCounts) -> dict[str, Any]:
-    return {
-        **describe_counts(group.counts),
-        "utterances": group.utterances,
-        "sentence_errors": group.sentence_errors,
-    }
-
-
-def describe_counts(counts: ErrorCounts) -> dict[str, Any]:
-    """Rate in per cent (None without reference words), errors, and the counts behind them."""
-    rate = None if counts.rate is None else round(100 * counts.rate, 4)
-    return {"wer": rate, "errors": counts.errors, **dataclasses.asdict(counts)}
-
-
-def _describe_characters(score: Score) -> dict[str, Any]:
-    """Character error rate by jiwer; a space between words is a character."""
-    counted = jiwer.process_characters(
-        [item.reference for item in score.utterances],
-        [item.hypothesis for item in score.utterances],
-    )
-    characters = counted.hits + counted.substitutions + counted.deletions
-    errors = counted.substitutions + counted.deletions + counted.insertions
-    rate = round(100 * errors / characters, 4) if characters else None
-    return {"cer": rate, "errors": errors, "characters": characters}
-
-
-def _describe_utterance(utterance: ScoredUtterance) -> dict[str, Any]:
-    reference, hypothesis, operation = aligned_lines(utterance.alignment)
-    lines = {"ref": reference, "hyp": hypothesis, "op": operation}
-    return {"id": utterance.id, **describe_counts(utterance.counts), **lines}
-
-
-def _interval(score: Score, config: ScoreConfig, rows: Rows | None = None) -> dict[str, Any] | None:
-    """Bootstrap interval by utterance or, with ``rows``, by speaker; None where there is none."""
-    counts = np.array([(item.counts.errors, item.counts.words) for item in score.utterances])
-    groups = (
-        rows
-        and np.unique([rows[item.id]["speaker"] for item in score.utterances], return_inverse=True)[
-            1
-        ]
-    )
-    interval = bootstrap_interval(counts, config.replicas, config.seed, groups)
-    if interval is None:
-        return None
-    return {
-        "kind": f"95 % percentile bootstrap over {'speakers' if rows else 'utterances'}",
-        "low": round(interval.low, 4),
-        "high": round(interval.high, 4),
-        "replicas": config.replicas,
-        "seed": config.seed,
-    }
 
 
 def _read_references(path: Path) -> dict[str, str]:

@@ -193,9 +193,12 @@ def _is_trn(lines: Sequence[str]) -> bool:
 
 
 def _delimiter(first: str) -> str | None:
-    """The delimiter of a first line that names an id among its columns; None for other lines."""
+    """The delimiter of a first line that names an id among its columns; None for other lines.
+
+    Names are single words: a sentence with a comma is no header.
+    """
     for delimiter in ",;\t":
         names = [name.strip().lower() for name in first.split(delimiter)]
-        if len(names) > 1 and any(name in ID_NAMES for name in names):
+        if len(names) > 1 and any(name in ID_NAMES for name in names) and " " not in "".join(names):
             return delimiter
     return None

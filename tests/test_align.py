@@ -1,3 +1,4 @@
+import random
 import time
 import tracemalloc
 from functools import cache
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr import align as align_module
 from asr.align import ErrorCounts, align, aligned_lines, count_errors, operations
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "ü", "日本"]), max_size=9)
@@ -57,11 +59,24 @@ def first_steps(reference, hypothesis):
     return pairs
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("few", [0, 64])  # by rows, and cell by cell
+@settings(max_examples=150, deadline=None)
 @given(texts, texts)
-def test_ties_are_settled_by_the_definition(reference, hypothesis):
+def test_ties_are_settled_by_the_definition(few, reference, hypothesis):
     expected = first_steps(tuple(reference), tuple(hypothesis))
-    assert align(reference, hypothesis) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(align_module, "_FEW", few)
+        assert align(reference, hypothesis) == expected
+
+
+def test_long_and_short_texts_are_aligned_alike():
+    generator = random.Random(2)
+    reference = generator.choices("abcdef", k=90)
+    hypothesis = [word for word in reference if generator.random() < 0.8] + ["a"] * 20
+    by_rows = align(reference, hypothesis)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(align_module, "_FEW", len(hypothesis))
+        assert align(reference, hypothesis) == by_rows
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ ADAM = ["-m", "tiered_dist.launch", "--workers", "2", "benchmarks/adam.py", "--o
         ([*ADAM, "--optimizers", "adam", "--steps", "10", "--seeds", "1"], "adam      GTC 0.01"),
         (["benchmarks/loading.py", "--utterances", "2000", "--speeds", "3"], "restore s"),
         (["benchmarks/report.py", "--utterances", "9", "--repeats", "1"], "report.html"),
+        (["benchmarks/scoring.py", "--utterances", "50", "--many", "100"], "jiwer's check"),
         (["scripts/gpu_check.py", "--device", "cpu", "--elements", "200000"], "ok      training"),
     ],
 )

@@ -83,6 +83,16 @@ def test_parentheses_at_the_end_of_some_lines_do_not_make_a_trn(tmp_path):
     assert read_transcripts(tmp_path / "hyp.txt") == {"u1": "hello (noise)", "u2": "hello"}
 
 
+def test_a_sentence_with_a_comma_is_no_header(tmp_path):
+    (tmp_path / "hyp.txt").write_text("u1 look for the,key\nu2 a\n")
+    assert read_transcripts(tmp_path / "hyp.txt") == {"u1": "look for the,key", "u2": "a"}
+
+
+def test_a_column_without_a_name_is_passed_over(tmp_path):
+    (tmp_path / "hyp.csv").write_text(",id,text\n0,u1,a b\n1,u2,c\n")  # as pandas writes
+    assert read_transcripts(tmp_path / "hyp.csv") == {"u1": "a b", "u2": "c"}
+
+
 def touch(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

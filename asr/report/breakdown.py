@@ -7,7 +7,7 @@ from typing import Any
 from asr.align import Alignment, Pair, aligned_lines
 from asr.error_tables import WordCounts, counts_by, pair_counts, word_counts
 from asr.report.inputs import Results
-from asr.score import describe_counts
+from asr.score_summary import describe_counts
 
 LINE_WIDTH = 120
 LISTED = 10  # ids named where a number alone would not help
