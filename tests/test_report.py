@@ -344,6 +344,22 @@ def test_plots_are_of_what_is_known(three):
     )  # page's colours
 
 
+def test_names_are_no_formulas_and_no_markup(tmp_path):
+    odd = compared("$x_{<b>", damaged(3))
+    write_report(tmp_path, [compared("old", damaged(2)), odd], Corpus(), CONFIG, [])
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("$x_{&lt;b&gt;") > 5 and "$x_{<b>" not in page
+
+
+def test_of_very_many_utterances_the_page_has_the_worst(tmp_path):
+    few = CompareConfig(baseline="old", replicas=200, listed=5)
+    write_report(tmp_path, [compared("old", damaged(5))], Corpus(), few, [])
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<li data-e=") == page.count('<li data-e="1"') == 5
+    assert "The 5 with most errors, of 24; report.json has all." in page
+    assert len(json.loads((tmp_path / "report.json").read_text())["utterances"]) == 24
+
+
 def test_table_columns_are_aligned():
     assert columns(["name", "n"], [["a", "12"], ["longer", "3"]], left=1) == [
         "name     n",

@@ -42,7 +42,8 @@ class CompareConfig:
     are scored, the baseline first); ``replicas`` and ``seed`` belong to the bootstrap. A system is
     shown to be not worse if the upper end of the interval of its relative difference is under
     ``margin`` per cent. ``worst`` utterances are listed by system and test set, ``common`` words
-    and confusions. At most ``audio`` utterances are converted for browsers.
+    and confusions, on the page the ``listed`` utterances with most errors (report.json has all).
+    At most ``audio`` utterances are converted for browsers.
     """
 
     baseline: str = "bmuf"
@@ -52,12 +53,13 @@ class CompareConfig:
     margin: float = 2.0
     worst: int = 3
     common: int = 20
+    listed: int = 6000
     audio: int = 200
 
     def __post_init__(self) -> None:
         if self.replicas < 100:
             raise ValueError(f"replicas={self.replicas}: an interval takes 100 or more")
-        for name in ("margin", "worst", "common", "audio"):
+        for name in ("margin", "worst", "common", "listed", "audio"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
 
@@ -97,6 +99,7 @@ def make_report(
         "format_version": FORMAT_VERSION,
         "baseline": config.baseline,
         "margin": config.margin,
+        "listed": config.listed,
         "replicas": config.replicas,
         "seed": config.seed,
         "test_sets": test_sets,

@@ -160,13 +160,18 @@ def _plots(report: Mapping[str, Any]) -> str:
 
 def _utterances(report: Mapping[str, Any]) -> str:
     names = [row["system"] for row in report["systems"]]
-    rows = "\n".join(_utterance(row, names) for row in report["utterances"])
+    listed = report["utterances"][: report["listed"]]
+    rows = "\n".join(_utterance(row, names) for row in listed)
+    which = "The one with most errors first."
+    if len(listed) < len(report["utterances"]):
+        number = len(report["utterances"])
+        which = f"The {len(listed)} with most errors, of {number}; report.json has all."
     systems = json.dumps(names)
     sets = json.dumps(report["test_sets"])
     return (
         f"<form id=find data-systems='{escape(systems)}' data-sets='{escape(sets)}' hidden>"
         "</form>\n"
-        "<p class=note>The one with most errors first. In an alignment, a word in place of another "
+        f"<p class=note>{which} In an alignment, a word in place of another "
         "is <b class=s>marked so</b>, one that was not said <b class=i>so</b>, and "
         "<b class=d>&minus;</b> stands for one that was not heard.</p>\n"
         f"<ol id=list>\n{rows}\n</ol>"

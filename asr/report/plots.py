@@ -161,6 +161,7 @@ def _plot(
     settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": title,  # ids of one page's plots differ, those of two runs do not
+        "text.parse_math": False,  # a name may hold a $
         "font.size": 9,
         "font.family": "sans-serif",
         "text.color": INK,
