@@ -25,7 +25,7 @@ class Visit:
     """What a page did: values of the expressions, console messages, addresses asked for.
 
     ``load_seconds``: from the start of the navigation to the end of the load event;
-    ``cpu_seconds`` of it the page's main thread ran, which another load of the machine changes less.
+    ``cpu_seconds`` of it the page's main thread ran, which other work changes less.
     """
 
     values: list[Any]
