@@ -24,13 +24,15 @@ TIMEOUT = 60
 class Visit:
     """What a page did: values of the expressions, console messages, addresses asked for.
 
-    ``load_seconds``: from the start of the navigation to the end of the load event.
+    ``load_seconds``: from the start of the navigation to the end of the load event;
+    ``cpu_seconds`` of it the page's main thread ran, which other work changes less.
     """
 
     values: list[Any]
     messages: list[str]
     requests: list[str]
     load_seconds: float
+    cpu_seconds: float
 
 
 def visit(
@@ -139,8 +141,11 @@ async def _visit(
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     await session.send("Emulation.setEmulatedMedia", features=scheme)
     await session.send("Emulation.setScriptExecutionDisabled", value=not scripts)
+    await session.send("Performance.enable", timeDomain="threadTicks")
     await session.send("Page.navigate", url=page.resolve().as_uri())
     await session.wait_for("Page.loadEventFired")
+    measured = await session.send("Performance.getMetrics")
+    metrics = {metric["name"]: metric["value"] for metric in measured["metrics"]}
     values = [await session.evaluate(expression) for expression in expressions]
     timing = "performance.getEntriesByType('navigation')[0].loadEventEnd / 1000"
     seconds = await session.evaluate(timing) if scripts else 0.0
@@ -149,7 +154,8 @@ async def _visit(
         screenshot.write_bytes(base64.b64decode(picture["data"]))
     await session.send("Runtime.evaluate", expression="0")  # events so far have come
     session.connection.close()
-    return Visit(values, _messages(session.events), _requests(session.events), seconds)
+    messages, requests = _messages(session.events), _requests(session.events)
+    return Visit(values, messages, requests, seconds, metrics["TaskDuration"])
 
 
 def _messages(events: Sequence[dict]) -> list[str]:

@@ -141,6 +141,20 @@ def test_scalars_are_there_for_tensorboard(experiment):
     } <= set(events.Tags()["scalars"])
 
 
+def test_the_report_draws_dev_wer_against_what_training_counted(experiment):
+    curves = json.loads((experiment / "compare/report.json").read_text())["curves"]
+    assert [curve["system"] for curve in curves] == ["bmuf", "single", "two_tier"]
+    for curve in curves:
+        summary = json.loads((experiment / f"train/{curve['system']}/summary.json").read_text())
+        sent = summary["bytes_per_worker"]
+        assert curve["totals_measured"]
+        ends = {name: curve["dev"][name][-1] for name in ("step", "samples", "seconds", "bytes")}
+        assert ends["step"] >= summary["steps"]
+        assert ends["samples"] == pytest.approx(summary["samples"], abs=1)
+        assert ends["bytes"] == pytest.approx(sent["inner_wire"] + sent["outer"], rel=1e-6)
+        assert ends["seconds"] == pytest.approx(summary["train_seconds"], abs=0.1)
+
+
 def test_a_second_run_finds_everything_done(driver, experiment):
     before = markers(experiment)
     driver(experiment, "--single", "true")
