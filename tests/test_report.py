@@ -342,6 +342,8 @@ def test_plots_are_of_what_is_known(three):
     assert all(
         re.search(r"(?<!&)#0[123]0", plot["svg"]) is None for plot in plots
     )  # page's colours
+    (loss,) = [plot["svg"] for plot in plots if plot["title"] == "Training loss"]
+    assert ">0.5</text>" in loss and "mathdefault" not in loss
 
 
 def test_names_are_no_formulas_and_no_markup(tmp_path):

@@ -110,11 +110,23 @@ def _curves(
             marker = MARKERS[i % len(MARKERS)] if marks else ""
             axes.plot(xs, ys, marker=marker, ms=4, label=system, **style)
         positive = all(y > 0 for _, _, ys in lines for y in ys)
-        axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log_scale and positive else "linear")
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        if log_scale and positive:
+            _log_scale(axes)
 
     described = "; ".join(f"{system}: {ys[-1]:.4g} at the end" for system, _, ys in lines)
     legend = [system for system, _, _ in lines]
     return _plot(title, f"{title}.{note}", described, draw, SIZE, legend)
+
+
+def _log_scale(axes: "Axes") -> None:
+    """The y axis by logarithms; matplotlib's own labels would be formulas, which are off here."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _workers(report: Mapping[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asr.report.figures import duration, megabytes, number
+from asr.systems import model_of
 
 CAVEAT = (
     "The intervals cover the choice of test utterances only; another training seed moves the "
@@ -19,6 +20,8 @@ def verdict(
 ) -> str:
     """One sentence: errors by test set, then time and bytes; it claims what intervals allow."""
     parts = [_errors(row, system, baseline) for row in differences]
+    if model_of(system["system"]) == model_of(baseline["system"]):
+        return f"{system['system']} against {baseline['system']}: {'; '.join(parts)}; one model."
     if system["train_seconds"] is not None and baseline["train_seconds"] is not None:
         parts.append(
             f"trained in {duration(system['train_seconds'])}, the baseline in "
