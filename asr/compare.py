@@ -8,6 +8,7 @@ As a stage (``--recipe``, ``--dir``) it compares the systems of one workspace. W
 compares references and hypotheses of any toolkit, and needs no recipe.
 """
 
+import json
 import logging
 import shlex
 from collections.abc import Sequence
@@ -50,15 +51,19 @@ def run(
         print(f"report: {directory / name}")
 
 
-def choose_systems(config: CompareConfig, scored: Sequence[str]) -> list[str]:
+def choose_systems(
+    config: CompareConfig,
+    scored: Sequence[str],
+    remedy: str = "Train, decode and score it, or choose",
+) -> list[str]:
     """The systems to compare, in order; UserError when one, or the baseline, is not scored."""
     others = [system for system in scored if system != config.baseline]
     chosen = config.systems or [config.baseline, *others]
     for system in [config.baseline, *chosen]:
         if system not in scored:
             raise UserError(
-                f"system '{system}' is not scored; scored are: {', '.join(scored)}. Train, decode "
-                f"and score it, or choose others with baseline=... and systems=[...]"
+                f"system '{system}' is not scored; scored are: {', '.join(scored)}. {remedy} "
+                f"others with baseline=... and systems=[...]"
             )
     if config.baseline not in chosen:
         raise UserError(
@@ -92,14 +97,16 @@ def _compare_stage(workspace: Workspace, baseline: str | None) -> Path:
 def _compare_folders(
     workspace: Workspace, folders: Sequence[Path], baseline: str | None, out: Path
 ) -> Path:
+    _check_out(out)
     results = inputs.of_folders(folders)
     names = [result.system for result in results]
-    config = load_config(CompareConfig, [], [f"baseline={names[0]}", *workspace.overrides])
-    if baseline is not None:
-        # As a name, or as the folder was given.
-        given = dict(zip(map(str, folders), names, strict=True))
-        config.baseline = given.get(baseline.rstrip("/"), baseline)
-    chosen = choose_systems(config, names)
+    config = load_config(CompareConfig, [], ["baseline=''", *workspace.overrides])
+    # As a name, or as the folder was given.
+    config.baseline = baseline or config.baseline or names[0]
+    if config.baseline not in names:
+        given = dict(zip((folder.resolve() for folder in folders), names, strict=True))
+        config.baseline = given.get(Path(config.baseline).resolve(), config.baseline)
+    chosen = choose_systems(config, names, "Give its folder, too, or choose")
     results = [result for name in chosen for result in results if result.system == name]
     command = ["python", "-m", "asr", "compare", *map(str, folders), "--baseline", config.baseline]
     commands = [shlex.join([*command, "--out", str(out), *workspace.overrides])]
@@ -107,6 +114,25 @@ def _compare_folders(
     corpus = Corpus() if root is None else inputs.corpus_of(root, list(results[0].scores))
     write_report(out, results, corpus, config, commands)
     return out
+
+
+def _check_out(out: Path) -> None:
+    """UserError where the report would write over what is no report."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is there, and no folder; choose another")
+    there = [name for name in (*REPORTS, clips.FOLDER) if (out / name).exists()]
+    if there and not _is_report(out / "report.json"):
+        raise UserError(
+            f"--out {out} holds {', '.join(there)} that no comparison wrote; choose another folder"
+        )
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(report, dict) and {"format_version", "verdicts"} <= report.keys()
 
 
 def write_report(

@@ -7,6 +7,7 @@ FOLDER/config.json   what the other files are, features, normalisation and token
 """
 
 import dataclasses
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -39,7 +40,7 @@ def run(workspace: Workspace, model: Path, out: Path) -> None:
 
 def export(finished: FinishedModel, out: Path) -> None:
     """Write the folder; ``config.json`` comes last, so that a folder that has it is whole."""
-    if out.exists() and not (out.is_dir() and ((out / CONFIG).exists() or _is_empty(out))):
+    if out.exists() and not (out.is_dir() and (_is_export(out / CONFIG) or _is_empty(out))):
         raise UserError(f"{out} is there, and no exported model; choose another --out")
     try:  # nothing but this needs them
         import onnx
@@ -79,6 +80,15 @@ def describe(finished: FinishedModel) -> dict[str, Any]:
         "blank": BLANK,
         "pieces": finished.tokenizer.pieces,
     }
+
+
+def _is_export(config: Path) -> bool:
+    """Whether export wrote it: other programs' models have a config.json, too."""
+    try:
+        written = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(written, dict) and {"format_version", "stacked_frames"} <= written.keys()
 
 
 def _is_empty(folder: Path) -> bool:

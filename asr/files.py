@@ -114,9 +114,13 @@ def read_id_text(path: Path) -> dict[str, str]:
 
     Raises UserError for a missing file, an empty line or an id that occurs twice.
     """
-    lines = read_lines(path)
+    return parse_id_text(path, read_lines(path))
+
+
+def parse_id_text(path: Path, lines: list[str]) -> dict[str, str]:
+    """``read_id_text`` of lines that were read from ``path``: a pipe can be read only once."""
     if lines[-1] == "":
-        lines.pop()
+        lines = lines[:-1]
     texts: dict[str, str] = {}
     first_line: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):

@@ -51,10 +51,9 @@ class ScoreConfig:
     def __post_init__(self) -> None:
         if self.replicas < 100:
             raise ValueError(f"replicas={self.replicas}: an interval takes 100 or more")
-        if self.worst < 0:
-            raise ValueError(f"worst={self.worst}: 0 or more")
-        if self.frequent < 0:
-            raise ValueError(f"frequent={self.frequent}: 0 or more")
+        for name in ("seed", "worst", "frequent"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,7 +302,7 @@ def _main(words: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
         score = score_files(arguments.ref, arguments.hyp)
-    except UserError as error:
+    except (UserError, OSError) as error:  # a folder, say
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(score.wer_line())

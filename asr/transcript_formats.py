@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from asr.errors import UserError
-from asr.files import json_row, read_id_text, read_lines
+from asr.files import json_row, parse_id_text, read_lines
 
 Side = Literal["ref", "hyp"]
 
@@ -67,18 +67,23 @@ def read_transcripts(path: Path, side: Side = "hyp") -> dict[str, str]:
         return _unique(path, _csv_rows(path, lines, delimiter, side))
     if _is_trn(lines):
         return _unique(path, _trn_rows(path, lines))
-    return read_id_text(path)
+    return parse_id_text(path, lines)
 
 
 def find_results(folder: Path) -> dict[str, ResultFiles]:
     """Test set -> its files, in a folder of results of this recipe or of another toolkit.
 
     The folder, or each of its sub-folders (a test set, then named so), holds two files ``ref`` and
-    ``hyp`` (names and suffixes: ``FILE_STEMS``, ``SUFFIXES``), or icefall's ``recogs-*.txt``. The
-    set that lies in the folder itself is named "". UserError when there is none.
+    ``hyp`` (names and suffixes: ``FILE_STEMS``, ``SUFFIXES``), also in ESPnet's ``score_wer``, or
+    icefall's ``recogs-*.txt``. The set that lies in the folder itself is named "". UserError when
+    there is none.
     """
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: no such folder; give folders that hold references and hypotheses"
+        )
     found = _results_in(folder)
-    if not found and folder.is_dir():
+    if not found:
         for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
             for name, files in _results_in(inner).items():
                 found["/".join(filter(None, (inner.name, name)))] = files
@@ -94,6 +99,9 @@ def _results_in(folder: Path) -> dict[str, ResultFiles]:
     references, hypotheses = _side_in(folder, "ref"), _side_in(folder, "hyp")
     if references and hypotheses:
         return {"": ResultFiles(references, hypotheses)}
+    of_espnet = folder / "score_wer"  # beside score_cer, where each character is a word
+    if of_espnet.is_dir():
+        return _results_in(of_espnet)
     recogs = sorted(folder.glob("recogs-*.txt"))
     if len(recogs) == 1:
         return {"": ResultFiles(recogs[0], recogs[0])}
@@ -132,7 +140,15 @@ def _jsonl_rows(path: Path, lines: Sequence[str], side: Side) -> Iterator[Row]:
         name, text = (
             _chosen(path, number, values, names) for names in (ID_NAMES, TEXT_NAMES[side])
         )
-        yield number, str(values[name]), str(values[text])
+        yield number, _written(path, number, name, values), _written(path, number, text, values)
+
+
+def _written(path: Path, number: int, key: str, values: dict[str, Any]) -> str:
+    """A value that is text; a null, say, is not the word "none"."""
+    value = values[key]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise UserError(f'{path}:{number}: {key} is no text; write "" where nothing was said')
+    return str(value)
 
 
 def _csv_rows(path: Path, lines: Sequence[str], delimiter: str, side: Side) -> Iterator[Row]:

@@ -157,6 +157,9 @@ def test_a_chosen_order_is_kept_and_must_hold_the_baseline(workspace):
     conf.write_text("replicas: 200\nsystems: [two-tier, bmuf]\n")
     run(workspace)
     assert [row["system"] for row in read_report(workspace)["systems"]] == ["two-tier", "bmuf"]
+    conf.write_text("systems: [bmuf, two-tier, bmuf]\n")
+    with pytest.raises(UserError, match="each may be named once"):
+        run(workspace)
     conf.write_text("replicas: 200\nsystems: [two-tier]\n")
     with pytest.raises(UserError, match="leaves out the baseline 'bmuf'"):
         run(workspace)

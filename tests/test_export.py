@@ -103,6 +103,11 @@ def test_what_cannot_be_exported_is_said(tmp_path, monkeypatch):
     (tmp_path / "full/thesis.txt").write_text("x")
     with pytest.raises(UserError, match="no exported model; choose another --out"):
         export(finished, tmp_path / "full")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/config.json").write_text('{"hidden_size": 768}')
+    with pytest.raises(UserError, match="no exported model; choose another --out"):
+        export(finished, tmp_path / "theirs")
+    assert (tmp_path / "theirs/config.json").read_text() == '{"hidden_size": 768}'
     monkeypatch.setattr("asr.export.TOLERANCE", -1.0)
     with pytest.raises(UserError, match="onnxruntime differ from PyTorch's"):
         export(finished, tmp_path / "out")

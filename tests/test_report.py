@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -408,9 +409,9 @@ def test_folders_of_two_toolkits_are_compared(kaldi, icefall, tmp_path, capsys):
 
 def test_mistakes_with_folders_say_what_to_do(kaldi, icefall, tmp_path, capsys):
     assert __main__.main(["compare", str(kaldi), str(tmp_path / "none")]) == 1
-    assert "no results" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
     assert __main__.main(["compare", str(kaldi), str(icefall), "--baseline", "x"]) == 1
-    assert "scored are: kaldi, icefall" in capsys.readouterr().err
+    assert "scored are: kaldi, icefall. Give its folder, too" in capsys.readouterr().err
     with pytest.raises(UserError, match="given twice"):
         of_folders([kaldi, tmp_path / "icefall/../kaldi"])
     one = write(
@@ -427,6 +428,36 @@ def test_mistakes_with_folders_say_what_to_do(kaldi, icefall, tmp_path, capsys):
         with pytest.raises(SystemExit):
             __main__.main(words)
         assert "folders" in capsys.readouterr().err
+
+
+def test_a_folder_may_have_any_name_and_the_baseline_be_any_path_of_it(tmp_path, monkeypatch):
+    files = {"ref.txt": "u1 x\nu2 y\n", "hyp.txt": "u1 x\nu2 x\n"}
+    for name in ("1", "null", "a: [b"):
+        write(tmp_path / name, files)
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "1", "null", "a: [b", "replicas=100"]
+    for baseline, option in (
+        ("1", []),
+        ("null", ["--baseline", "./null/"]),
+        ("1", ["--baseline=1"]),
+    ):
+        assert __main__.main([*words, *option]) == 0
+        assert json.loads(Path("comparison/report.json").read_text())["baseline"] == baseline
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.json", "audio/0000.wav"])
+def test_a_report_is_not_written_over_other_files(kaldi, tmp_path, capsys, name):
+    out = write(tmp_path / "mine", {name: '{"my": "own"}', "other.txt": "x"})
+    assert __main__.main(["compare", str(kaldi), "--out", str(out), "replicas=100"]) == 1
+    assert f"{name.partition('/')[0]} that no comparison wrote" in capsys.readouterr().err
+    assert (out / name).read_text() == '{"my": "own"}' and len(list(out.iterdir())) == 2
+    assert __main__.main(["compare", str(kaldi), "--out", str(out / "other.txt")]) == 1
+    assert "no folder" in capsys.readouterr().err
+    (out / name).unlink()
+    for _ in range(2):  # beside other files, and over an earlier report
+        if (out / "audio").exists():
+            (out / "audio").rmdir()
+        assert __main__.main(["compare", str(kaldi), "--out", str(out), "replicas=100"]) == 0
 
 
 def test_systems_are_called_by_what_tells_them_apart(tmp_path):

@@ -311,3 +311,12 @@ def test_the_command_scores_two_files(tmp_path):
     assert failed.returncode == 1
     assert failed.stderr.startswith("error: nowhere.txt: no such file")
     assert "Traceback" not in failed.stderr
+    failed = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, cwd=root)
+    assert failed.returncode == 1 and "directory" in failed.stderr
+    assert failed.stderr.startswith("error: ")
+
+
+def test_settings_that_mean_nothing_are_refused():
+    for name in ("seed", "worst", "frequent"):
+        with pytest.raises(ValueError, match=f"{name}=-1: 0 or more"):
+            score_module.ScoreConfig(**{name: -1})

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import pytest
 
 from asr.errors import UserError
@@ -53,6 +56,9 @@ def test_a_file_that_holds_both_sides_gives_the_one_asked_for(tmp_path, content)
         ("id,text\nu1,yes, I do\n", r":2: 3 fields, .* names 2; .*double quotes"),
         ("id,words\nu1,a\n", r":1: none of hyp, .*text.* among id, words"),
         ('{"id": "u1", "text": "a"}\n\n{"id": "u2"}\n', r":3: none of hyp, .* among id"),
+        ('{"id": "u1", "text": null}\n', r':1: text is no text; write ""'),
+        ('{"id": "u1", "text": ["a", "b"]}\n', r":1: text is no text"),
+        ('{"id": null, "text": "a"}\n', r":1: id is no text"),
         ('{"id": "u1", "text": "a"}\nno json\n', r":2: not valid JSON"),
         ('{"id": "u1", "text": "a"}\n["u2"]\n', r":2: expected an object"),
         ("u1:\thyp=['a']\nu2 hello\n", r":2: expected \"<id>:<tab>hyp="),
@@ -76,6 +82,14 @@ def test_a_file_that_is_missing_or_not_utf_8_is_named(tmp_path):
         read_transcripts(tmp_path / "hyp.txt")
     (tmp_path / "hyp.txt").write_text("")
     assert read_transcripts(tmp_path / "hyp.txt") == {}
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b"u1 a\nu2 b\n")
+    os.close(writing)
+    assert read_transcripts(Path(f"/dev/fd/{reading}")) == {"u1": "a", "u2": "b"}
+    os.close(reading)
 
 
 def test_parentheses_at_the_end_of_some_lines_do_not_make_a_trn(tmp_path):
@@ -112,6 +126,10 @@ def touch(folder, *names):
             ["test/ref.trn", "test/hyp.trn", "other/ref", "other/hyp", "log/run.txt"],
             {"test": ("test/ref.trn", "test/hyp.trn"), "other": ("other/ref", "other/hyp")},
         ),
+        (
+            [f"t/score_{unit}/{side}.trn" for unit in ("cer", "wer") for side in ("ref", "hyp")],
+            {"t": ("t/score_wer/ref.trn", "t/score_wer/hyp.trn")},  # ESPnet 2
+        ),
         (["recogs-test-clean-x.txt"], {"": ("recogs-test-clean-x.txt",) * 2}),
         (
             ["greedy/recogs-a.txt", "greedy/recogs-b.txt"],
@@ -134,5 +152,5 @@ def test_a_folder_without_results_is_named(tmp_path, names):
     touch(tmp_path, *names)
     with pytest.raises(UserError, match=r"no results; expected ref\.txt and hyp\.txt"):
         find_results(tmp_path)
-    with pytest.raises(UserError, match="no results"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         find_results(tmp_path / "nowhere")

@@ -59,9 +59,11 @@ class CompareConfig:
     def __post_init__(self) -> None:
         if self.replicas < 100:
             raise ValueError(f"replicas={self.replicas}: an interval takes 100 or more")
-        for name in ("margin", "worst", "common", "listed", "audio"):
+        for name in ("seed", "margin", "worst", "common", "listed", "audio"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
+        if len(set(self.systems)) < len(self.systems):
+            raise ValueError(f"systems={self.systems}: each may be named once")
 
 
 def make_report(
