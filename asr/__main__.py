@@ -11,6 +11,7 @@ from typing import Any
 from asr.errors import STOPPED, Stopped, UserError
 from asr.interruption import ignore, listen
 from asr.stages import Workspace
+from asr.systems import model_of
 
 # verb -> (module with run(workspace, ...), what it does). Modules are imported when their verb is
 # called, so that --help is immediate.
@@ -218,10 +219,20 @@ def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
             "as_json": arguments.json,
         }
     if arguments.verb == "align":
+        _refuse_decoded(arguments.system)
         return {"system": arguments.system, "split": arguments.split}
     if arguments.verb == "average":
+        _refuse_decoded(arguments.system)
         return {"system": arguments.system, "last": arguments.last, "best": arguments.best}
     return {}
+
+
+def _refuse_decoded(system: str) -> None:
+    """UserError for a name that the reports know, but that no model has."""
+    if system != model_of(system):
+        raise UserError(
+            f"--system {system}: beam search with the model of {model_of(system)}; give that"
+        )
 
 
 def _chosen_model(arguments: argparse.Namespace) -> Path:
@@ -230,6 +241,7 @@ def _chosen_model(arguments: argparse.Namespace) -> Path:
     if model is not None and root is None and system is None:
         return model
     if model is None and root is not None and system is not None:
+        _refuse_decoded(system)
         return root / "train" / system / "model.pt"
     raise UserError("name the model by --model FOLDER, or by both --dir and --system")
 

@@ -1,6 +1,7 @@
 """Audio for recognition, in parts: from files of any length, and from raw PCM."""
 
 import io
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from asr.audio import SEEKS_EXACTLY
 from asr.containers import Fault, check_container
 from asr.errors import UserError
 from asr.validation import HIGHEST_RATE, KINDS, LOWEST_RATE, REASONS
+
+log = logging.getLogger("asr")
 
 Channel = int | Literal["mix"] | None
 BLOCK_SECONDS = 10.0
@@ -48,7 +51,8 @@ def file_blocks(path: Path, rate: int, channel: Channel = None) -> Iterator[np.n
 def pcm_blocks(stream: io.BufferedReader, given_rate: int, rate: int) -> Iterator[np.ndarray]:
     """16-bit little-endian samples of one channel, as ``file_blocks`` gives them, as they come.
 
-    UserError for a rate that cannot be true, and at the end for half a sample.
+    UserError for a rate that cannot be true. Half a sample at the end, where a recorder was killed,
+    is left out with a warning: what was heard before it is not lost.
     """
     if not LOWEST_RATE <= given_rate <= HIGHEST_RATE:
         raise UserError(f"--rate {given_rate}: from {LOWEST_RATE} to {HIGHEST_RATE} Hz")
@@ -104,6 +108,8 @@ def _parts(file: soundfile.SoundFile) -> Iterator[np.ndarray]:
     if file.format not in SEEKS_EXACTLY:
         size = -1
     while len(samples := file.read(size, dtype="float32", always_2d=True)):
+        if not np.isfinite(samples).all():
+            raise Fault("not-finite", "a sample is NaN or infinite")
         yield samples
 
 
@@ -115,4 +121,4 @@ def _pcm(stream: io.BufferedReader) -> Iterator[np.ndarray]:
         left = data[whole:]
         yield np.frombuffer(data[:whole], dtype="<i2").astype(np.float32) / 32768
     if left:
-        raise UserError("stdin: an odd number of bytes is no 16-bit PCM")
+        log.warning("stdin: the last byte is half a sample of 16-bit PCM, and is left out")

@@ -36,7 +36,7 @@ class Beam:
     def __post_init__(self) -> None:
         if self.size < 1 or (self.tokens is not None and self.tokens < 1):
             raise ValueError(f"beam.size={self.size}, beam.tokens={self.tokens}: at least 1")
-        if self.threshold <= 0:
+        if not self.threshold > 0:  # NaN is refused, too
             raise ValueError(f"beam.threshold={self.threshold}: more than 0")
 
 

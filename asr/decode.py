@@ -6,6 +6,7 @@
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,8 @@ class SearchConfig:
     def __post_init__(self) -> None:
         if not self.lm_weights or not self.word_scores:
             raise ValueError("search.lm_weights and search.word_scores: at least one value each")
+        if not all(map(math.isfinite, [*self.lm_weights, *self.word_scores])):
+            raise ValueError("search.lm_weights and search.word_scores: finite numbers")
 
 
 @dataclasses.dataclass

@@ -48,6 +48,13 @@ class AlignmentConfig:
     cost: float = 3.0
     deviations: float = 5.0
 
+    def __post_init__(self) -> None:
+        if self.batch_frames < 1:
+            raise ValueError(f"batch_frames={self.batch_frames}: at least 1")
+        for name in ("cost", "deviations"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
+
     def limit(self, costs: Sequence[float]) -> float:
         """The cost above which an utterance among ``costs`` is flagged.
 

@@ -59,6 +59,8 @@ def run(workspace: Workspace, config: LanguageModelConfig) -> None:
         then = read_json(directory / MARKER)["counts"]["text_sha256"]
         return config.text is None or sha256(_own_text(config.text)) == then
 
+    if config.text is not None:
+        _own_text(config.text)  # before the stage empties what it made of another text
     run_stage(workspace, STAGE, config, ["corpus", "tokens"], build, fresh)
 
 

@@ -310,7 +310,10 @@ def test_an_utterance_shorter_than_a_model_frame_has_no_log_probabilities():
     [
         ("search={beam: {size: 0}}", "at least 1"),
         ("search={beam: {threshold: 0}}", "more than 0"),
+        ("search={beam: {threshold: .nan}}", "more than 0"),
         ("search={lm_weights: []}", "at least one value"),
+        ("search={lm_weights: [.nan]}", "finite numbers"),
+        ("search={word_scores: [0, .inf]}", "finite numbers"),
         ("lm.prune=[1]", "lm: prune"),
         ("lm.order=6", "from 1 to 5"),
         ("search.bem.size=5", "did you mean 'search.beam'"),
@@ -363,6 +366,10 @@ def test_the_language_model_of_a_text_of_ones_own(prepared, tmp_path, caplog):
     text.unlink()
     with pytest.raises(UserError, match="no such file"):
         language_model.run(workspace(prepared), config)
+    language_model.run(workspace(prepared), LanguageModelConfig(order=2))
+    with pytest.raises(UserError, match="no such file"):
+        language_model.run(workspace(prepared), config)
+    assert (prepared / "lm/stage.json").exists()  # a wrong name has not emptied it
 
 
 def test_kenlms_binary_is_made_where_its_program_is(prepared, tmp_path, monkeypatch):

@@ -120,6 +120,19 @@ def test_a_model_is_named_in_one_way(tmp_path, capsys):
         assert "--model FOLDER, or by both --dir and --system" in capsys.readouterr().err
 
 
+def test_a_decoded_system_has_no_model_of_its_own(tmp_path, capsys):
+    of_stage = ["--recipe", str(tmp_path), "--dir", str(tmp_path), "--system", "single+lm"]
+    for verb, *words in (
+        ("export", *of_stage[2:], "--out", str(tmp_path / "out")),
+        ("transcribe", *of_stage[2:], "a.wav"),
+        ("align", *of_stage),
+        ("average", *of_stage, "--last", "2"),
+    ):
+        assert main([verb, *words]) == 1
+        assert "with the model of single; give that" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_folder_of_another_format_or_other_tokens_is_refused(tmp_path):
     path = write_system(tmp_path)
     export(open_model(path), tmp_path / "out")

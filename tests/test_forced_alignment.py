@@ -72,6 +72,12 @@ def test_the_limit_follows_the_models_weakness_but_not_the_wrong_transcripts():
     assert config.limit([*costs, *[50.0] * 1000]) == pytest.approx(10.0, abs=0.5)
 
 
+def test_settings_that_mean_nothing_are_refused():
+    for name, value in (("batch_frames", 0), ("cost", -1.0), ("deviations", float("nan"))):
+        with pytest.raises(ValueError, match=f"{name}="):
+            AlignmentConfig(**{name: value})
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Utterances of AN4, all of them in train and in test-a, and a model that knows them."""

@@ -136,9 +136,19 @@ def test_what_is_asked_for_wrongly_is_said(tmp_path, system, capsys, monkeypatch
     assert "no such model" in capsys.readouterr().err
 
 
-def test_half_a_sample_is_no_pcm():
-    with pytest.raises(UserError, match="odd number of bytes"):
-        whole(pcm_blocks(io.BufferedReader(io.BytesIO(b"abc")), RATE, RATE))
+def test_half_a_sample_at_the_end_does_not_lose_what_came_before(caplog):
+    samples = whole(pcm_blocks(io.BufferedReader(io.BytesIO(b"\x00\x40a")), RATE, RATE))
+    assert samples.tolist() == [0.5]
+    assert "half a sample" in caplog.text
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_that_are_no_numbers_are_refused_as_in_stage_1(tmp_path, value):
+    samples = np.zeros(RATE, dtype=np.float32)
+    samples[-1] = value
+    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
+    with pytest.raises(UserError, match=r"a\.wav: not-finite: .*convert the file anew"):
+        whole(file_blocks(tmp_path / "a.wav", RATE))
 
 
 def test_pcm_may_come_in_odd_pieces():
