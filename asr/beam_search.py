@@ -132,7 +132,8 @@ def merge_runs(log_probs: Tensor) -> Tensor:
     """Adjacent frames that have the same best token, not the blank, become one frame, their sum.
 
     The decoder cannot stay in the last token of a word for a second frame. In one frame it need
-    not: the paths that stay in one token for all of a run have the score that they had.
+    not: the paths that stay in one token for all of a run have the score that they had. Those that
+    change within a run, or stay in a last token from one run to the next, are lost.
     """
     best = log_probs.argmax(dim=1)  # (T,)
     begins = torch.ones_like(best, dtype=torch.bool)

@@ -207,9 +207,19 @@ class SystemTrainer:
             self.progress.unaligned += unaligned
         self.report = self.trainer.step(samples=frames)
         self._account(self.report)
-        if self.trainer.at_block_start:
+        if self._model_moved(self.report):
             self._follow()
         return loss
+
+    def _model_moved(self, report: StepReport) -> bool:
+        """Whether the model that all ranks have alike is another one than before the step.
+
+        It is not within a block, nor where no rank had a gradient to give: at the end of the data
+        ranks take steps, and a whole block perhaps, without any.
+        """
+        if self.config.outer.kind == "none" or report.synchronous:
+            return report.stepped
+        return report.block is not None
 
     def _follow(self) -> None:
         """Take the model, which all ranks have alike now, into the average."""

@@ -1,6 +1,7 @@
 """Averages of models: over evaluations, and over the steps of training."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -159,6 +160,25 @@ def test_training_follows_the_average_and_resumes_exactly(prepared, monkeypatch,
     assert [model[:2] for model in again] == [model[:2] for model in kept]
     for one, other in zip(kept, again, strict=True):
         assert states_equal(load_model(one.path)[0], load_model(other.path)[0])
+
+
+@pytest.mark.parametrize("outer", [OuterConfig(), OuterConfig("bmuf", 1, nesterov=True)])
+def test_the_average_leaves_out_steps_that_do_not_move_the_model(prepared, monkeypatch, outer):
+    loss_of = SystemTrainer._loss
+
+    def spoiled(self, batch):
+        loss, *others = loss_of(self, batch)
+        return loss * (math.nan if self.trainer.steps in (3, 4) else 1.0), *others
+
+    monkeypatch.setattr(SystemTrainer, "_loss", spoiled)
+    name = f"ema-spoiled-{outer.kind}"
+    seen = train(prepared, name, monkeypatch, outer=outer, ema=0.9, max_not_finite=1.0)
+    seen = [model for step, model in seen if step not in (4, 5)]
+    moving = WeightAverage(seen[0], 0.9)
+    for model in seen:
+        moving.update(model)
+    kept = evaluated_models(prepared.directory(f"train/{name}") / "models")
+    assert states_equal(load_model(kept[-1].path)[0], moving.model)
 
 
 def test_an_averaged_system_is_a_system(prepared, monkeypatch, caplog):
