@@ -29,7 +29,10 @@ def read_arpa(path: Path) -> BackoffModel:
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if text.startswith("ngram "):
-            sizes.append(int(text.partition("=")[2]))
+            count = text.partition("=")[2].strip()
+            if not count.isdecimal():
+                raise UserError(f"{path}:{number}: {text!r} counts no n-grams")
+            sizes.append(int(count))
         elif text == f"\\{len(entries) + 1}-grams:":
             entries.append({})
         elif text == "\\end\\":

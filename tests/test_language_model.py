@@ -147,6 +147,7 @@ def test_an_arpa_file_reads_back(tmp_path):
     [
         (lambda text: text[: len(text) // 2].rpartition("\n")[0], "cut short"),
         (lambda text: text.replace("ngram 1=", "ngram 1=1"), "do not count"),
+        (lambda text: text.replace("ngram 1=", "ngram 1=x"), r"lm\.arpa:2: .* counts no n-grams"),
         (lambda text: text.replace("\n-99", "\nx"), r"lm\.arpa:\d+: expected a log10"),
         (lambda text: "call anna\n", "no ARPA file"),
     ],
