@@ -21,6 +21,8 @@ REQUIREMENTS = "requirements-cluster.txt"
 # Tasks that go to the scheduler in one message; a shard's names its hundreds of utterances.
 BATCH = 64
 
+WORKER_START_SECONDS = 600
+
 log = logging.getLogger("asr")
 
 
@@ -136,6 +138,9 @@ def _slurm_cluster(slurm: SlurmJobs) -> "Cluster":
         memory=slurm.memory,
         walltime=slurm.time_limit,
         interface=slurm.interface,
+        # A worker that gives up is not started again: many that import from one busy disk may take
+        # longer than the minute that is the default.
+        death_timeout=WORKER_START_SECONDS,
         job_script_prologue=[f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}"],
     )
     cluster.adapt(minimum_jobs=slurm.jobs, maximum_jobs=slurm.jobs)

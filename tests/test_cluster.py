@@ -188,6 +188,7 @@ def test_jobs_of_slurm(tmp_path, monkeypatch):
     script = (tmp_path / "script").read_text()
     for line in ("-p cpu", "-A speech", "-t 00:10:00", "--cpus-per-task=2", "--mem=2G"):
         assert f"#SBATCH {line}\n" in script
+    assert "--death-timeout 600 " in script
 
 
 def test_a_job_finds_the_code_in_a_folder_of_any_name(tmp_path, monkeypatch):
