@@ -75,8 +75,9 @@ def find_results(folder: Path) -> dict[str, ResultFiles]:
 
     The folder, or each of its sub-folders (a test set, then named so), holds two files ``ref`` and
     ``hyp`` (names and suffixes: ``FILE_STEMS``, ``SUFFIXES``), also in ESPnet's ``score_wer``, or
-    icefall's ``recogs-*.txt``. The set that lies in the folder itself is named "". UserError when
-    there is none.
+    icefall's ``recogs-*.txt``; or ``<test set>.hyp.txt``, as ``recipes/*/results`` keeps them, with
+    ``<test set>.ref.txt`` there or in a folder above. The set that lies in the folder itself is
+    named "". UserError when there is none.
     """
     if not folder.is_dir():
         raise UserError(
@@ -102,10 +103,24 @@ def _results_in(folder: Path) -> dict[str, ResultFiles]:
     of_espnet = folder / "score_wer"  # beside score_cer, where each character is a word
     if of_espnet.is_dir():
         return _results_in(of_espnet)
+    if kept := _kept_in(folder):
+        return kept
     recogs = sorted(folder.glob("recogs-*.txt"))
     if len(recogs) == 1:
         return {"": ResultFiles(recogs[0], recogs[0])}
     return {path.stem.removeprefix("recogs-"): ResultFiles(path, path) for path in recogs}
+
+
+def _kept_in(folder: Path) -> dict[str, ResultFiles]:
+    """Results whose references, one file a test set, lie up to three folders above."""
+    found = {}
+    for hypotheses in sorted(folder.glob("*.hyp.txt")):
+        name = hypotheses.name.removesuffix(".hyp.txt")
+        places = [folder, *folder.absolute().parents[:3]]
+        references = (place / f"{name}.ref.txt" for place in places)
+        if path := next(filter(Path.is_file, references), None):
+            found[name] = ResultFiles(path, hypotheses)
+    return found
 
 
 def _side_in(folder: Path, side: Side) -> Path | None:

@@ -147,7 +147,16 @@ def test_results_are_found_as_toolkits_lay_them_out(tmp_path, names, found):
     }
 
 
-@pytest.mark.parametrize("names", [[], ["ref.txt"], ["a/b/ref.txt", "a/b/hyp.txt"]])
+def test_kept_results_share_references_of_a_folder_above(tmp_path):
+    names = ["a.ref.txt", "seeds/1/new/a.hyp.txt", "seeds/1/new/b.hyp.txt", "seeds/1/b.ref.txt"]
+    touch(tmp_path, *names, "seeds/1/new/without.hyp.txt")
+    assert find_results(tmp_path / "seeds/1/new") == {
+        "a": ResultFiles(tmp_path / names[0], tmp_path / names[1]),
+        "b": ResultFiles(tmp_path / names[3], tmp_path / names[2]),
+    }
+
+
+@pytest.mark.parametrize("names", [[], ["ref.txt"], ["a.hyp.txt"], ["a/b/ref.txt", "a/b/hyp.txt"]])
 def test_a_folder_without_results_is_named(tmp_path, names):
     touch(tmp_path, *names)
     with pytest.raises(UserError, match=r"no results; expected ref\.txt and hyp\.txt"):
