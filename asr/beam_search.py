@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from asr.language_model import WORD_MARK, ends_words
-from asr.tokens import BLANK, BLANK_PIECE, UNKNOWN, Tokenizer
+from asr.language_model import ends_words
+from asr.tokens import BLANK, BLANK_PIECE, UNKNOWN, WORD_MARK, Tokenizer
 
 # Log-probability of what cannot follow an utterance: far below any beam's threshold.
 IMPOSSIBLE = -1e4

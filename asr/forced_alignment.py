@@ -31,8 +31,8 @@ from asr.files import read_json, read_jsonl, write_jsonl, write_text
 from asr.finished_model import FinishedModel, open_model
 from asr.frames import STACKED_FRAMES, stacked_length
 from asr.stages import StageResult, Workspace, run_stage
-from asr.tokens import BLANK, ctc_frames_needed
-from asr.word_times import WORD_BEGIN, TokenSpan, Word, best_path, token_spans, word_of
+from asr.tokens import BLANK, WORD_MARK, ctc_frames_needed
+from asr.word_times import TokenSpan, Word, best_path, token_spans, word_of
 
 CTM, SCORES = "words.ctm", "scores.jsonl"
 
@@ -155,8 +155,8 @@ def transcript_words(text: str, spans: Sequence[TokenSpan], pieces: Sequence[str
     begins = True
     for span in spans:
         piece = pieces[span.token]
-        begins |= piece.startswith(WORD_BEGIN)
-        if piece == WORD_BEGIN:
+        begins |= piece.startswith(WORD_MARK)
+        if piece == WORD_MARK:
             continue  # the white space before the word
         if begins:
             groups.append([])

@@ -19,13 +19,12 @@ from asr.kneser_ney import check_pruning, estimate
 from asr.ngrams import BEGIN, END, BackoffModel, fit
 from asr.stages import MARKER, StageResult, Workspace, run_stage
 from asr.text import UnsafeText, normalise
-from asr.tokens import UNKNOWN, Tokenizer
+from asr.tokens import UNKNOWN, WORD_MARK, Tokenizer
 
 STAGE = "lm"
 ARPA = "lm.arpa"
 BINARY = "lm.binary"
 LEXICON = "lexicon.txt"
-WORD_MARK = "▁"  # sentencepiece's sign for a space
 
 log = logging.getLogger("asr")
 

@@ -30,6 +30,7 @@ MODEL = "tokens.model"
 BLANK = 0
 BLANK_PIECE = "<blank>"
 UNKNOWN = 1
+WORD_MARK = "\u2581"  # sentencepiece's sign for a space, where a word begins
 TOO_MANY_TOKENS = "too-many-tokens"
 
 log = logging.getLogger("asr")
@@ -77,7 +78,7 @@ class Tokenizer:
     @property
     def marks_beginnings(self) -> bool:
         """Whether every word begins with the mark, the first one too, as word pieces do."""
-        return bool(self._model.encode("a", out_type=str)[0][0] == "\u2581")
+        return bool(self._model.encode("a", out_type=str)[0][0] == WORD_MARK)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of normalised text; adjacent unknown characters share one unknown token."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr.align import ErrorCounts, align
+from asr.align import ErrorCounts, total_errors
 from asr.beam_search import Weights
 from asr.files import write_text
 from asr.pictures import save_sweep
@@ -34,14 +34,8 @@ def sweep(
     points = []
     for weights in grid:
         search = weigh(weights)
-        counts = sum(
-            (
-                ErrorCounts.of(align(references[name].split(), search(frames).split()))
-                for name, frames in log_probs.items()
-            ),
-            ErrorCounts(),
-        )
-        points.append(Point(weights, counts))
+        heard = {name: search(frames) for name, frames in log_probs.items()}
+        points.append(Point(weights, total_errors(references, heard)))
     return points
 
 

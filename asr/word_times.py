@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from asr.tokens import BLANK, UNKNOWN
+from asr.tokens import BLANK, UNKNOWN, WORD_MARK
 
-WORD_BEGIN = "\u2581"  # as sentencepiece writes it
 UNKNOWN_TEXT = "\u2047"  # as sentencepiece decodes the unknown piece
 
 
@@ -69,13 +68,13 @@ def words_of(spans: Iterable[TokenSpan], pieces: Sequence[str]) -> Iterator[Word
     text, members = "", list[TokenSpan]()
     for span in spans:
         piece = pieces[span.token]
-        if piece.startswith(WORD_BEGIN) or span.token == UNKNOWN:
+        if piece.startswith(WORD_MARK) or span.token == UNKNOWN:
             if text:
                 yield word_of(text, members)
             text, members = "", []
         if span.token == UNKNOWN:  # a word of its own
             yield word_of(UNKNOWN_TEXT, [span])
-        elif letters := piece.removeprefix(WORD_BEGIN):
+        elif letters := piece.removeprefix(WORD_MARK):
             text += letters
             members.append(span)
     if text:

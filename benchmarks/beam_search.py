@@ -28,11 +28,11 @@ from asr.beam_search import BeamSearch, Weights
 from asr.data import UtteranceSet
 from asr.decode import DecodeConfig, SearchConfig, greedy_search, log_probabilities
 from asr.files import read_jsonl
-from asr.language_model import ARPA, LEXICON, STAGE, WORD_MARK, ends_words, model_path
+from asr.language_model import ARPA, LEXICON, STAGE, ends_words, model_path
 from asr.model import load_model
 from asr.ngrams import UNKNOWN_WORD
 from asr.stages import Workspace
-from asr.tokens import BLANK_PIECE, Tokenizer
+from asr.tokens import BLANK_PIECE, WORD_MARK, Tokenizer
 from asr.tuning import best_of, grid_of, sweep
 
 Search = Callable[[Tensor], str]
