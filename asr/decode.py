@@ -130,23 +130,25 @@ def log_probabilities(
 
     Model and batches are as in ``recognise``. T is 0 for one shorter than a model frame.
     """
-    return for_each(model, utterances, batch_frames, Tensor.clone)
+    return for_each(model, utterances, batch_frames, lambda _, frames: frames.clone())
 
 
 def for_each(
     model: nn.Module,
     utterances: UtteranceSet,
     batch_frames: int,
-    do: Callable[[Tensor], Result],
+    do: Callable[[str, Tensor], Result],
 ) -> dict[str, Result]:
-    """By id, what ``do`` makes of every utterance's log-probabilities, those above."""
+    """By id, what ``do`` makes of every utterance's id and log-probabilities, those above."""
     chosen = range(len(utterances))
     silent = [index for index in chosen if not stacked_length(utterances.frames[index])]
-    results = {utterances.id(index): do(torch.empty(0, 0)) for index in silent}
+    names = map(utterances.id, silent)
+    results = {name: do(name, torch.empty(0, 0)) for name in names}
 
     def take(batch: list[int], log_probs: Tensor, lengths: Tensor) -> None:
         for index, frames, length in zip(batch, log_probs.cpu(), lengths.tolist(), strict=True):
-            results[utterances.id(index)] = do(frames[:length])
+            name = utterances.id(index)
+            results[name] = do(name, frames[:length])
 
     _run_model(model, utterances, batch_frames, chosen, take)
     return results
@@ -248,7 +250,7 @@ def _search_with_lm(
     search.weigh(best.weights)
 
     def hear(utterances: UtteranceSet) -> dict[str, str]:
-        return for_each(model, utterances, config.batch_frames, search)
+        return for_each(model, utterances, config.batch_frames, lambda _, frames: search(frames))
 
     result = _decode_test_sets(workspace, f"{system}{WITH_LM}", hear, directory)
     return StageResult(

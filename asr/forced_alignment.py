@@ -21,15 +21,14 @@ import numpy as np
 import torch
 import torchaudio
 from torch import Tensor
-from tqdm import tqdm
 
-from asr.data import UtteranceSet, pad
-from asr.decode import batches_by_length, check_same
+from asr.data import UtteranceSet
+from asr.decode import check_same, for_each
 from asr.errors import UserError
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_jsonl, write_text
 from asr.finished_model import FinishedModel, open_model
-from asr.frames import STACKED_FRAMES, stacked_length
+from asr.frames import STACKED_FRAMES
 from asr.stages import StageResult, Workspace, run_stage
 from asr.tokens import BLANK, WORD_MARK, ctc_frames_needed
 from asr.word_times import TokenSpan, Word, best_path, token_spans, word_of
@@ -106,23 +105,6 @@ def open_system(workspace: Workspace, system: str) -> FinishedModel:
     return finished
 
 
-def log_probs_by_id(
-    finished: FinishedModel, utterances: UtteranceSet, batch_frames: int
-) -> Iterator[tuple[str, Tensor]]:
-    """Each utterance's id and log-probabilities ``(T, V)``."""
-    audible = [i for i, frames in enumerate(utterances.frames) if stacked_length(frames)]
-    for index in sorted(set(range(len(utterances))) - set(audible)):
-        yield utterances.id(index), torch.zeros(0, finished.tokenizer.size)
-    with tqdm(total=len(audible), desc="align", unit="utt", leave=False, disable=None) as bar:
-        for batch in batches_by_length(audible, utterances.frames, batch_frames):
-            features, lengths = pad([utterances.load(index) for index in batch])
-            with torch.inference_mode():
-                log_probs, out_lengths = finished.model(features, lengths)
-            for index, one, length in zip(batch, log_probs, out_lengths.tolist(), strict=True):
-                yield utterances.id(index), one[:length]
-            bar.update(len(batch))
-
-
 def align_tokens(log_probs: Tensor, tokens: Sequence[int]) -> Aligned | None:
     """The most probable path of ``tokens`` through ``log_probs`` ``(T, V)``.
 
@@ -182,17 +164,20 @@ def _align_split(
     frame_seconds = STACKED_FRAMES * finished.fbank.frame_shift
     rows = {row["id"]: row for row in read_jsonl(workspace.directory("tokens") / f"{split}.jsonl")}
     lines: dict[str, list[str]] = {}
-    scores: list[dict[str, Any]] = []
-    utterances = UtteranceSet.of_split(workspace, split)
-    for name, log_probs in log_probs_by_id(finished, utterances, config.batch_frames):
+
+    def look(name: str, log_probs: Tensor) -> dict[str, Any]:
         row = rows[name]
         aligned = align_tokens(log_probs, row["tokens"])
-        heard = finished.tokenizer.decode([span.token for span in best_path([log_probs])])
-        cost = None if aligned is None else round(aligned.cost, 4)
-        scores.append({"id": name, "cost": cost, "text": row["text"], "heard": heard})
+        spans = best_path([log_probs]) if len(log_probs) else []
+        heard = finished.tokenizer.decode([span.token for span in spans])
         if aligned is not None:
             words = transcript_words(row["text"], aligned.spans, finished.tokenizer.pieces)
             lines[name] = list(ctm_lines(name, words, frame_seconds))
+        cost = None if aligned is None else round(aligned.cost, 4)
+        return {"id": name, "cost": cost, "text": row["text"], "heard": heard}
+
+    utterances = UtteranceSet.of_split(workspace, split)
+    scores = list(for_each(finished.model, utterances, config.batch_frames, look).values())
     limit = config.limit([score["cost"] for score in scores if score["cost"] is not None])
     for score in scores:
         score["flagged"] = score["cost"] is None or score["cost"] > limit

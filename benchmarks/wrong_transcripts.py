@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from asr.data import UtteranceSet
+from asr.decode import log_probabilities
 from asr.files import read_jsonl
 from asr.finished_model import FinishedModel
-from asr.forced_alignment import AlignmentConfig, align_tokens, log_probs_by_id, open_system
+from asr.forced_alignment import AlignmentConfig, align_tokens, open_system
 from asr.stages import Workspace
 
 SHARES = (0.0, 0.05, 0.2, 0.33)
@@ -39,7 +40,7 @@ def main() -> None:
     rows = read_jsonl(workspace.directory("tokens") / f"{arguments.split}.jsonl")
     right = {row["id"]: row["text"] for row in rows}
     utterances = UtteranceSet.of_split(workspace, arguments.split)
-    log_probs = dict(log_probs_by_id(finished, utterances, AlignmentConfig().batch_frames))
+    log_probs = log_probabilities(finished.model, utterances, AlignmentConfig().batch_frames)
     random = np.random.default_rng(arguments.seed)
     print(f"{'transcripts':<24}{'limit':>8}{'wrong':>8}{'flagged':>9}{'right':>8}{'flagged':>9}")
     for share in SHARES:
