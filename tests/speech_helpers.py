@@ -142,23 +142,26 @@ def block(audio: Path) -> None:
 
 
 @contextlib.contextmanager
-def reader_of(audio: Path) -> Iterator[int]:
-    """The process that waits for a ``block``ed file; in the end the file is back."""
-    with open(audio, "wb"):  # waits for the reader
-        (process,) = (
+def readers_of(audio: Path) -> Iterator[list[int]]:
+    """The processes that wait for a ``block``ed file; whoever opens it later finds the audio.
+
+    There may be two: an utterance's speeds are tasks of their own.
+    """
+    with open(audio, "wb") as pipe:  # waits for the first reader
+        audio.with_suffix(".kept").replace(audio)
+        blocked = os.fstat(pipe.fileno())
+        yield [
             int(link.parts[2])
             for link in Path("/proc").glob("[0-9]*/fd/*")
-            if link.parts[2] != str(os.getpid()) and _target(link) == str(audio)
-        )
-        audio.with_suffix(".kept").replace(audio)
-        yield process
+            if link.parts[2] != str(os.getpid()) and _is_open_on(link, blocked)
+        ]
 
 
-def _target(link: Path) -> str:
+def _is_open_on(descriptor: Path, file: os.stat_result) -> bool:
     try:
-        return os.readlink(link)
+        return os.path.samestat(descriptor.stat(), file)
     except OSError:
-        return ""
+        return False
 
 
 def start_stage(root: Path, stage: str, *overrides: str) -> subprocess.Popen:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from speech_helpers import block, reader_of, small_corpus, start_stage, workspace
+from speech_helpers import block, readers_of, small_corpus, start_stage, workspace
 
 from asr import features
 from asr.cluster import SlurmJobs, _slurm_cluster, worker_map
@@ -38,8 +38,9 @@ def test_a_stage_outlives_a_killed_worker(tmp_path):
     stage = start_stage(
         tmp_path, "features", "--force", "speeds=[1.0, 0.9]", "cluster=local", "jobs=2"
     )
-    with reader_of(audio) as worker:
-        os.kill(worker, signal.SIGKILL)
+    with readers_of(audio) as workers:
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
         said = stage.communicate()[1]
     assert stage.returncode == 0, said
     assert written(tmp_path) == expected

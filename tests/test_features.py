@@ -19,7 +19,7 @@ from speech_helpers import (
     RATE,
     block,
     make_cut,
-    reader_of,
+    readers_of,
     small_corpus,
     speech_like,
     start_stage,
@@ -317,7 +317,7 @@ def test_a_run_that_is_killed_loses_what_was_being_made_alone(tmp_path):
     small_corpus(tmp_path)
     block(tmp_path / "audio" / "dev-1.flac")
     stage = start_stage(tmp_path, "features", "jobs=1")
-    with reader_of(tmp_path / "audio" / "dev-1.flac"):
+    with readers_of(tmp_path / "audio" / "dev-1.flac"):
         wait_until((tmp_path / "features" / "train.jsonl.gz").exists)
         stage.kill()
         stage.communicate()
@@ -427,7 +427,7 @@ def test_killed_worker_is_a_clear_error(tmp_path):
     small_corpus(tmp_path)
     block(tmp_path / "audio" / "train-3.flac")
     stage = start_stage(tmp_path, "features", "jobs=1")
-    with reader_of(tmp_path / "audio" / "train-3.flac") as worker:
+    with readers_of(tmp_path / "audio" / "train-3.flac") as (worker,):
         os.kill(worker, signal.SIGKILL)
         said = stage.communicate()[1]
     assert stage.returncode == 1
@@ -456,7 +456,7 @@ def test_workers_die_with_their_parent(tmp_path):
     small_corpus(tmp_path)
     block(tmp_path / "audio" / "train-3.flac")
     stage = start_stage(tmp_path, "features")
-    with reader_of(tmp_path / "audio" / "train-3.flac"):
+    with readers_of(tmp_path / "audio" / "train-3.flac"):
         stage.send_signal(signal.SIGKILL)
         stage.communicate()
         wait_until(lambda: not processes_of(tmp_path))
