@@ -32,6 +32,7 @@ OTHERS = {
     "transcribe": ("asr.transcribe", "write down what is said in audio files, or on stdin"),
     "align": ("asr.forced_alignment", "when each word of the transcripts is said; wrong ones"),
     "average": ("asr.average", "a system whose model is the mean of a trained one's last or best"),
+    "study": ("asr.study", "train, decode and compare many systems: a study, resumable"),
 }
 VERBS = {**STAGES, **OTHERS}
 
@@ -189,8 +190,24 @@ def _add_averaging_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--force", action="store_true", help="run even if done before")
 
 
-# Verbs that need no recipe, and no overrides.
+def _add_study_options(options: argparse.ArgumentParser) -> None:
+    options.add_argument("study", type=Path, help="recipes/<corpus>/conf/<study>.yaml")
+    options.add_argument(
+        "--dir", type=Path, required=True, help="where stages 0 to 3 have run, and training will"
+    )
+    options.add_argument(
+        "--only", action="append", default=[], metavar="SYSTEM", help="may be repeated"
+    )
+    options.add_argument("--later", action="store_true", help="also the systems for later")
+    options.add_argument("--list", action="store_true", help="list the runs, and run none")
+    options.add_argument(
+        "--commit", action="store_true", help="git commit what is kept of each run as it ends"
+    )
+
+
+# Verbs that need no recipe, or find it themselves, and no overrides.
 WITHOUT_RECIPE = {
+    "study": _add_study_options,
     "inspect": _add_inspection_options,
     "export": _add_export_options,
     "transcribe": _add_transcription_options,
@@ -221,6 +238,9 @@ def _extra_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.verb == "align":
         _refuse_decoded(arguments.system)
         return {"system": arguments.system, "split": arguments.split}
+    if arguments.verb == "study":
+        chosen = {name: getattr(arguments, name) for name in ("study", "only", "later", "commit")}
+        return {"listed": arguments.list, **chosen}
     if arguments.verb == "average":
         _refuse_decoded(arguments.system)
         return {"system": arguments.system, "last": arguments.last, "best": arguments.best}

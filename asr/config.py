@@ -1,5 +1,6 @@
 """Configuration: a dataclass a stage, filled from YAML files and ``key=value`` overrides."""
 
+import copy
 import dataclasses
 import difflib
 import types
@@ -21,12 +22,18 @@ def load_config(kind: type[Config], files: Sequence[Path], overrides: Sequence[s
     An override reads ``key=value`` or ``part.key=value``; its value is YAML. UserError for a
     missing file, bad YAML, an unknown key (the nearest valid one is named) or a wrong type.
     """
+    layers = [*map(read_yaml, files), *map(_parse_override, overrides)]
+    return build_config(kind, layers, ", ".join(map(str, files)) or kind.__name__)
+
+
+def build_config(kind: type[Config], layers: Sequence[Mapping[str, Any]], where: str) -> Config:
+    """Fill dataclass ``kind`` from ``layers`` of plain values, later ones over earlier ones.
+
+    UserError, which says ``where``, for an unknown key or a wrong type.
+    """
     values: dict[str, Any] = {}
-    for file in files:
-        _merge(values, _read_yaml(file))
-    for override in overrides:
-        _merge(values, _parse_override(override))
-    where = ", ".join(map(str, files)) or kind.__name__
+    for layer in layers:
+        _merge(values, layer)
     return _build(kind, values, where, prefix="")
 
 
@@ -40,7 +47,8 @@ def dump_yaml(config: Any) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The top level of a YAML file; UserError if it is not there, or is no mapping."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -62,7 +70,12 @@ def _parse_override(override: str) -> dict[str, Any]:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{override!r}: the value is not valid YAML: {error}") from None
-    for part in reversed(name.split(".")):
+    return nested(name, value)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """``part.key`` and a value as the mapping ``{part: {key: value}}``."""
+    for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
@@ -72,7 +85,7 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:
-            into[key] = dict(value) if isinstance(value, Mapping) else value
+            into[key] = copy.deepcopy(value)
 
 
 def _build(kind: type[Config], values: Any, where: str, prefix: str) -> Config:
@@ -99,6 +112,8 @@ def _build(kind: type[Config], values: Any, where: str, prefix: str) -> Config:
 
 
 def _convert(hint: Any, value: Any, where: str, name: str) -> Any:
+    if hint is Any:
+        return value
     if dataclasses.is_dataclass(hint):
         return _build(hint, value, where, prefix=name + ".")  # type: ignore[arg-type]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

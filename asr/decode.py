@@ -69,14 +69,15 @@ class DecodeConfig(GreedyConfig):
     lm: LanguageModelConfig = dataclasses.field(default_factory=LanguageModelConfig)
 
 
-def run(workspace: Workspace) -> None:
-    """Decode every test set with every trained system, one stage ``decode/<system>`` each.
+def run(workspace: Workspace, systems: Sequence[str] | None = None) -> None:
+    """Decode every test set with ``systems`` (None: all trained), a stage ``decode/<system>`` each.
 
     With a section ``search``, ``decode/<system>+lm`` follows, and before all of them ``lm``.
     UserError when a model was trained on other features or tokens than the test sets have now.
     """
     config = workspace.config(DecodeConfig, "decode")
-    systems = finished_systems(workspace, "train")
+    if systems is None:
+        systems = finished_systems(workspace, "train")
     if config.search:
         make_language_model(workspace, config.lm)
     for system in systems:

@@ -1,10 +1,12 @@
 """Files that appear whole or not at all."""
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
 import socket
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,12 +89,20 @@ def json_row(path: Path, number: int, line: str) -> dict[str, Any]:
 def read_lines(path: Path) -> list[str]:
     """Lines split at \\n alone, as they were written; the last is empty if the file ends in one.
 
-    A byte-order mark is no part of the first. UserError for a file that is missing or not UTF-8.
+    A byte-order mark is no part of the first. A file named ``.gz`` is unpacked. UserError for a
+    file that is missing, not UTF-8, or broken.
     """
     try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
+        content = path.read_bytes()
+        return (
+            (gzip.decompress(content) if path.suffix == ".gz" else content)
+            .decode("utf-8-sig")
+            .split("\n")
+        )
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: not a whole gzip file ({error})") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error})") from None
 

@@ -1,4 +1,4 @@
-"""Pictures: for ``python -m asr inspect`` as PNG, of decoding's tuning as SVG."""
+"""Pictures: for ``python -m asr inspect`` as PNG, of decoding's tuning and of studies as SVG."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +63,32 @@ def save_sweep(
     axes.set(xlabel="lm_weight", ylabel="word error rate, %", title=title)
     if rates:
         figure.legend(title="word_score", loc="outside right upper")
+    _save(figure, path)
+
+
+def save_rates_by_workers(
+    path: Path, series: Mapping[str, Sequence[tuple[int, float, float, float]]], title: str
+) -> None:
+    """Word error rates in per cent over the number of workers, a line a series.
+
+    A point is workers, rate, and the ends of its interval.
+    """
+    figure = _figure(7, 4.2)
+    axes = figure.subplots()
+    for place, (name, points) in enumerate(series.items()):
+        workers, rates, low, high = map(np.array, zip(*sorted(points), strict=True))
+        shifted = workers * 1.03 ** (place - len(series) / 2)  # intervals beside each other
+        marker = "osD^vPX*<>"[place % 10]
+        axes.errorbar(
+            shifted, rates, yerr=[rates - low, high - rates], marker=marker, capsize=2, label=name
+        )
+    counts = sorted({point[0] for points in series.values() for point in points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, list(map(str, counts)))
+    axes.minorticks_off()
+    axes.set(xlabel="workers", ylabel="word error rate, %", title=title)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize="small")
     _save(figure, path)
 
 

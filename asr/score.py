@@ -116,11 +116,13 @@ class Score:
         return wrong[:number]
 
 
-def run(workspace: Workspace) -> None:
-    """Score every decoded system on every test set, one stage ``score/<system>`` each."""
+def run(workspace: Workspace, systems: Sequence[str] | None = None) -> None:
+    """Score ``systems`` (None: all decoded) on every test set, each a stage ``score/<system>``."""
     config = workspace.config(ScoreConfig, "score")
     test_sets = workspace.require("corpus")["counts"]["splits"]["tests"]
-    for system in finished_systems(workspace, "decode"):
+    if systems is None:
+        systems = finished_systems(workspace, "decode")
+    for system in systems:
 
         def build(directory: Path, system: str = system) -> StageResult:
             return _score_system(workspace, system, test_sets, config, directory)

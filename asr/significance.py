@@ -10,7 +10,8 @@ The matched-pairs test asks the same of segments that can be taken for independe
 Cox, "Some statistical issues in the comparison of speech recognition algorithms", ICASSP 1989).
 
 All results depend on the seed and on what the utterances hold, not on their order. They cover the
-choice of utterances; another training seed moves the rates as well.
+choice of utterances; another training seed moves the rates as well, and ``..._over_seeds`` draws
+seeds, too.
 """
 
 import dataclasses
@@ -119,6 +120,73 @@ def paired_bootstrap(
         relative_interval=_finite(_interval(relative)) if math.isfinite(whole) else None,
         probability_better=float(np.mean(more < 0) + np.mean(more == 0) / 2),
     )
+
+
+def interval_over_seeds(
+    errors: np.ndarray, words: np.ndarray, groups: np.ndarray, replicas: int, seed: int
+) -> Interval | None:
+    """Interval of a system's mean word error rate over training seeds, in per cent.
+
+    ``errors`` ``(S, U)`` int: of each utterance with the model of each seed; ``words`` ``(U,)``;
+    ``groups`` ``(U,)``: the speaker. A replica draws whole speakers and, apart from them, seeds.
+    With one seed it covers the choice of speakers alone; with few, resampling knows little of how
+    seeds vary: it makes the variance (S - 1)/S of what it is. None for one speaker, or no words.
+    """
+    drawn = _SeededSums([errors], words, groups, replicas, seed)
+    return _interval(100 * drawn.errors[0] / drawn.words) if drawn.any else None
+
+
+def difference_over_seeds(
+    mine: np.ndarray,
+    theirs: np.ndarray,
+    words: np.ndarray,
+    groups: np.ndarray,
+    replicas: int,
+    seed: int,
+) -> PairedDifference | None:
+    """Compare a system's mean over seeds with a baseline's: the same speakers, seeds apart.
+
+    ``mine`` ``(S, U)`` and ``theirs`` ``(S', U)``, and the rest, as for ``interval_over_seeds``.
+    """
+    drawn = _SeededSums([mine, theirs], words, groups, replicas, seed)
+    if not drawn.any:
+        return None
+    more = drawn.errors[0] - drawn.errors[1]
+    relative = _relative(*drawn.errors)
+    whole = float(_relative(*(np.array([e.sum() / len(e)]) for e in (mine, theirs)))[0])
+    return PairedDifference(
+        difference=float(100 * (mine.sum() / len(mine) - theirs.sum() / len(theirs)) / words.sum()),
+        interval=_interval(100 * more / drawn.words),
+        relative=whole if math.isfinite(whole) else None,
+        relative_interval=_finite(_interval(relative)) if math.isfinite(whole) else None,
+        probability_better=float(np.mean(more < 0) + np.mean(more == 0) / 2),
+    )
+
+
+class _SeededSums:
+    """Replicas' words (R,), and for each system its errors (R,), a mean over the seeds drawn."""
+
+    def __init__(
+        self,
+        systems: Sequence[np.ndarray],
+        words: np.ndarray,
+        groups: np.ndarray,
+        replicas: int,
+        seed: int,
+    ) -> None:
+        generator = np.random.default_rng(seed)
+        by_group = _units(np.column_stack([words, *(row for s in systems for row in s)]), groups)
+        number = len(by_group)
+        self.any = number > 1 and bool(words.sum())
+        times = generator.multinomial(number, np.full(number, 1 / number), size=replicas)
+        sums = times @ by_group  # (R, 1 + all seeds)
+        sums = sums[sums[:, 0] > 0]
+        self.words, self.errors, first = sums[:, 0], [], 1
+        for system in systems:
+            seeds = len(system)
+            weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(sums))
+            self.errors.append((weights * sums[:, first : first + seeds]).sum(axis=1) / seeds)
+            first += seeds
 
 
 def not_worse(relative_interval: Interval | None, margin: float) -> bool:

@@ -23,17 +23,17 @@ from asr.training import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
 from tiered_dist import ExchangeError, init_process_group, launched_as_rank, list_checkpoints
 from tiered_dist.launch import spawn_command
 
-# A filter with momentum eta remembers 1 / (1 - eta) blocks; in a run of fewer than ten such
-# spans it has not shown what it does.
-MEMORY_SPANS = 10
-
 
 def run(workspace: Workspace, system: str) -> None:
     """Train ``conf/systems/<system>.yaml``, laid over ``conf/train.yaml``.
 
     UserError if a worker fails, or if the run fails its own check (``check_tiers``).
     """
-    config = workspace.config(TrainConfig, "train", f"systems/{system}")
+    train_system(workspace, system, workspace.config(TrainConfig, "train", f"systems/{system}"))
+
+
+def train_system(workspace: Workspace, system: str, config: TrainConfig) -> None:
+    """Train a system of any configuration, in stage ``train/<system>``; errors as for ``run``."""
     if workspace.resume:
         _check_resumable(workspace, workspace.directory(f"train/{system}"))
     if launched_as_rank():
@@ -65,7 +65,8 @@ def tier_failures(summary: dict[str, Any], config: TrainConfig) -> list[str]:
     """What keeps a run from being what its configuration names; of a plan, too.
 
     GTC: a mean sent density after the ramp of at most ``max_density``. BMUF: at least
-    10 / (1 - eta) blocks. Several subgroups: models that differed before every block's end.
+    ``min_memory_spans`` / (1 - eta) blocks. Several subgroups: models that differed before every
+    block's end.
     """
     failures = []
     if config.inner.kind != "dense":
@@ -79,9 +80,14 @@ def tier_failures(summary: dict[str, Any], config: TrainConfig) -> list[str]:
     if config.outer.kind == "bmuf":
         if config.workers > 1 and summary["subgroups"] == 1:
             failures.append("BMUF had nothing to average: a single subgroup")
-        needed = MEMORY_SPANS / (1 - summary["block_momentum"])
+        # A filter with momentum eta remembers 1 / (1 - eta) blocks; in a run of few such spans it
+        # has not shown what it does.
+        needed = config.min_memory_spans / (1 - summary["block_momentum"])
         if summary["blocks"] < needed:
-            failures.append(f"{summary['blocks']} blocks, fewer than 10/(1 - eta) = {needed:.0f}")
+            failures.append(
+                f"{summary['blocks']} blocks, fewer than {config.min_memory_spans:g}/(1 - eta) = "
+                f"{needed:.0f}"
+            )
         if summary["subgroups"] > 1 and not summary["least_spread"]:
             failures.append("the subgroups' models did not differ before a block's end")
     return failures

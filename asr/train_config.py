@@ -114,7 +114,8 @@ class TrainConfig:
     when ``checkpoint_minutes`` have passed since the last one (None: none). ``max_not_finite`` is
     the share of a subgroup's gradients with NaN or infinity above which training stops;
     ``max_density`` is what the mean sent density after the ramp must not exceed for a GTC run to
-    count as done. ``corpus_weights`` says how often an epoch has a corpus' utterances, where not
+    count as done, and ``min_memory_spans`` how many times 1/(1 - eta) blocks a BMUF run must have.
+    ``corpus_weights`` says how often an epoch has a corpus' utterances, where not
     once: at 1.5 all of them, and a random half again. ``keep_models`` of the models evaluated last
     stay for ``python -m asr average``. ``ema``: evaluated and kept is not the model but an
     exponential moving average of it, of this decay a step; with BMUF a block, and a step of its
@@ -136,6 +137,7 @@ class TrainConfig:
     timeout_seconds: float = 600.0
     max_not_finite: float = 0.05
     max_density: float = 0.01
+    min_memory_spans: float = 10.0
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)

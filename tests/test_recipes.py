@@ -14,7 +14,6 @@ from asr.manifests import ManifestConfig
 from asr.plan import PlanConfig
 from asr.score import ScoreConfig
 from asr.tokens import TokensConfig
-from asr.train import MEMORY_SPANS
 from asr.train_config import TrainConfig
 
 RECIPES = sorted(path.parent for path in Path(__file__).parents[1].glob("recipes/*/run.sh"))
@@ -77,7 +76,7 @@ def test_the_big_recipes_have_the_blocks_that_their_momentum_asks_for_and_one_ra
         frames = HOURS[name] * 360_000
         steps = config.epochs * frames / (config.workers * config.batch_frames)
         blocks = steps / config.outer.block_steps
-        assert blocks * (1 - momentum) > MEMORY_SPANS, path
+        assert blocks * (1 - momentum) > config.min_memory_spans, path
         rates[path.stem] = config.optimizer.learning_rate / (1 - momentum)
         assert config.inner.kind == "dense" or config.inner.density * steps > 10, path
     assert len(rates) >= 2 and len(set(rates.values())) == 1, rates
