@@ -89,6 +89,11 @@ plan: $(INSTALLED) ## print what a run of the recipe will need: disk, hours, ste
 inspect: $(INSTALLED) ## print what the stages have made in DIR
 	@$(VENV)/bin/python -m asr inspect $(DIR)
 
+.PHONY: study
+study: $(INSTALLED) ## run the study of RECIPE (synthetic has one): hours, and it goes on where it stopped
+	@$(RUN) --stop-stage 3
+	@$(VENV)/bin/python -m asr study recipes/$(RECIPE)/conf/study.yaml --dir $(DIR)
+
 .PHONY: bench
 bench: $(INSTALLED) ## time the codec, and what the tiers add to a step
 	$(VENV)/bin/python benchmarks/codec.py

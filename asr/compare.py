@@ -167,7 +167,8 @@ def _curves(results: Sequence[Results]) -> list[dict[str, Any]]:
     for result in results:
         if result.events is not None and result.events not in curves:
             curves[result.events] = read_curves(result.system, result.events, result.summary)
-    return list(curves.values())
+    kept = [{**r.curves, "system": r.system} for r in results if r.curves is not None]
+    return [*curves.values(), *kept]
 
 
 def _commands(workspace: Workspace, models: Sequence[str]) -> list[str]:

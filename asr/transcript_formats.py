@@ -37,6 +37,8 @@ FILE_STEMS: dict[Side, tuple[str, ...]] = {
     "ref": ("ref", "reference", "references", "text"),
     "hyp": ("hyp", "hypothesis", "hypotheses"),
 }
+# Of what recipes and studies keep.
+KEPT_SUFFIXES = (".txt", ".txt.gz")
 # In order of preference, where a folder holds the same transcripts in several formats.
 SUFFIXES = ("wrd.trn", "txt", "trn", "csv", "tsv", "jsonl", "json", "")
 
@@ -76,8 +78,8 @@ def find_results(folder: Path) -> dict[str, ResultFiles]:
     The folder, or each of its sub-folders (a test set, then named so), holds two files ``ref`` and
     ``hyp`` (names and suffixes: ``FILE_STEMS``, ``SUFFIXES``), also in ESPnet's ``score_wer``, or
     icefall's ``recogs-*.txt``; or ``<test set>.hyp.txt``, as ``recipes/*/results`` keeps them, with
-    ``<test set>.ref.txt`` there or in a folder above. The set that lies in the folder itself is
-    named "". UserError when there is none.
+    ``<test set>.ref.txt`` there or in a folder above, both also packed (``.gz``). The set that lies
+    in the folder itself is named "". UserError when there is none.
     """
     if not folder.is_dir():
         raise UserError(
@@ -114,12 +116,13 @@ def _results_in(folder: Path) -> dict[str, ResultFiles]:
 def _kept_in(folder: Path) -> dict[str, ResultFiles]:
     """Results whose references, one file a test set, lie up to three folders above."""
     found = {}
-    for hypotheses in sorted(folder.glob("*.hyp.txt")):
-        name = hypotheses.name.removesuffix(".hyp.txt")
-        places = [folder, *folder.absolute().parents[:3]]
-        references = (place / f"{name}.ref.txt" for place in places)
-        if path := next(filter(Path.is_file, references), None):
-            found[name] = ResultFiles(path, hypotheses)
+    places = [folder, *folder.absolute().parents[:3]]
+    for suffix in KEPT_SUFFIXES:
+        for hypotheses in sorted(folder.glob(f"*.hyp{suffix}")):
+            name = hypotheses.name.removesuffix(f".hyp{suffix}")
+            references = (place / f"{name}.ref{suffix}" for place in places)
+            if path := next(filter(Path.is_file, references), None):
+                found[name] = ResultFiles(path, hypotheses)
     return found
 
 

@@ -1,5 +1,6 @@
 """Studies: what is run, what is kept, and what is made of it."""
 
+import gzip
 import itertools
 import json
 import shutil
@@ -12,7 +13,9 @@ import pytest
 import yaml
 from speech_helpers import prepare_noise, small_recipe
 
+from asr import compare
 from asr.errors import UserError
+from asr.files import read_id_text
 from asr.significance import difference_over_seeds, interval_over_seeds
 from asr.stages import Workspace
 from asr.study import run
@@ -256,6 +259,29 @@ def test_a_study_leaves_tables_figures_and_small_files(finished):
         ["git", "log", "--format=%s"], cwd=results, capture_output=True, text=True, check=True
     )
     assert "recipe: study run one.seed-1" in log.stdout.splitlines()
+
+
+def test_kept_runs_can_be_compared_like_any_folders(finished, tmp_path):
+    path, _ = finished
+    results = Study(path).results
+    compare.run(
+        Workspace(Path(), Path()),
+        [results / "bmuf.seed-0", results / "both.seed-0"],
+        out=tmp_path / "report",
+    )
+    report = json.loads((tmp_path / "report/report.json").read_text())
+    assert [row["system"] for row in report["systems"]] == ["bmuf.seed-0", "both.seed-0"]
+    assert [row["system"] for row in report["curves"]] == ["bmuf.seed-0", "both.seed-0"]
+    assert report["curves"][0]["loss"]["step"]
+    rates = json.loads((results / "study.json").read_text())["systems"][1]["rates"]["test-a"]
+    assert report["systems"][0]["rates"]["test-a"]["wer"] == rates["by_seed"][0]
+
+
+def test_a_packed_file_that_was_cut_is_told(tmp_path):
+    path = tmp_path / "a.hyp.txt.gz"
+    path.write_bytes(gzip.compress(b"u1 one two\n")[:-4])
+    with pytest.raises(UserError, match=r"a\.hyp\.txt\.gz: not a whole gzip file"):
+        read_id_text(path)
 
 
 def test_finished_runs_are_not_run_again_even_without_their_workspace(finished, tmp_path):

@@ -17,6 +17,7 @@ from asr.transcript_formats import find_results
 log = logging.getLogger("asr")
 
 SUMMARY = "summary.json"
+CURVES = "curves.json"
 UNNAMED = "test"  # a test set whose files lie in the folder itself
 
 
@@ -24,13 +25,15 @@ UNNAMED = "test"  # a test set whose files lie in the folder itself
 class Results:
     """One system: its training's summary, empty where unknown; the score of each test set.
 
-    ``events`` is the folder of its TensorBoard files; ``commit`` what the code was at.
+    ``events`` is the folder of its TensorBoard files, or ``curves`` what a study kept of them;
+    ``commit`` what the code was at.
     """
 
     system: str
     summary: Mapping[str, Any]
     scores: Mapping[str, Score]
     events: Path | None = None
+    curves: Mapping[str, Any] | None = None
     commit: str | None = None
 
 
@@ -107,11 +110,13 @@ def of_folders(folders: Sequence[Path]) -> list[Results]:
 
 def _training(folder: Path) -> dict[str, Any]:
     """Fields of ``Results`` that training has left in ``folder``, which need not be there."""
-    summary, marker, events = (folder / name for name in (SUMMARY, MARKER, "tensorboard"))
+    summary, marker, curves = (folder / name for name in (SUMMARY, MARKER, CURVES))
+    events = folder / "tensorboard"
     measured = read_json(marker).get("measured", {}) if marker.exists() else {}
     return {
         "summary": read_json(summary) if summary.exists() else {},
         "events": events if events.is_dir() else None,
+        "curves": read_json(curves) if curves.exists() else None,
         "commit": measured.get("git_commit"),
     }
 

@@ -16,11 +16,11 @@ from asr.config import dump_yaml
 from asr.errors import UserError
 from asr.files import atomic_write, read_id_text, read_json, read_jsonl, write_json, write_text
 from asr.report.curves import read_curves
+from asr.report.inputs import CURVES
 from asr.stages import Workspace
 from asr.study.config import Run
 from asr.training import CONFIG, SUMMARY
 
-CURVES = "curves.json"
 FAILED = "failed.txt"
 
 log = logging.getLogger("asr")
