@@ -171,6 +171,17 @@ def epoch_plan(frames: np.ndarray, epoch: int, seed: int, batch_frames: int, wor
     return Plan(order, starts, _assign(np.arange(len(starts) - 1), workers, random))
 
 
+def short_first(plan: Plan) -> Plan:
+    """The plan with its steps by ascending duration, but for a last one that not all have part in.
+
+    CTC learns from short utterances sooner (Amodei et al., "Deep Speech 2", ICML 2016, SortaGrad).
+    """
+    # Batches are numbered by duration.
+    whole = len(plan.steps) - int(NO_BATCH in plan.steps[-1:])
+    order = np.argsort(plan.steps[:whole].max(axis=1), kind="stable")
+    return Plan(plan.order, plan.starts, np.concatenate([plan.steps[order], plan.steps[whole:]]))
+
+
 def deal_again(plan: Plan, done: int, workers: int, random: np.random.Generator) -> Plan:
     """The plan of the batches that are left after ``done`` steps, for another number of workers."""
     left = plan.steps[done:]
@@ -271,7 +282,8 @@ class BatchStream:
 
     Every worker's stream has the same number of steps, ``len(stream)``, resumed or not. With
     ``augment``, masked cells take ``mean`` (F,). ``weights`` (by corpus, 1 where none is given)
-    say how often an epoch has a corpus' utterances. Iterating goes on from the current position,
+    say how often an epoch has a corpus' utterances. The first ``sorted_epochs`` take short
+    utterances first (``short_first``). Iterating goes on from the current position,
     which ``state_dict`` saves and ``load_state_dict`` restores without reading the batches before
     it. Raises UserError for an utterance longer than ``batch_frames`` (10 ms frames), and for
     weights of a corpus that there is none of.
@@ -289,6 +301,7 @@ class BatchStream:
         augment: SpecAugmentConfig | None = None,
         mean: np.ndarray | None = None,
         weights: Mapping[str, float] | None = None,
+        sorted_epochs: int = 0,
     ) -> None:
         if augment is not None and mean is None:
             raise ValueError("augment needs the mean that masked cells take")
@@ -302,6 +315,7 @@ class BatchStream:
         self.augment = augment
         self.mean = mean
         self.weights = _by_corpus(utterances, weights or {})
+        self.sorted_epochs = sorted_epochs
         self._epoch = 0
         self._step = 0
         # Worlds of other sizes that had this epoch before: (workers, steps that they did of it).
@@ -393,6 +407,7 @@ class BatchStream:
         return {
             "seed": self.seed,
             "batch_frames": self.batch_frames,
+            "sorted_epochs": self.sorted_epochs,
             "corpus_weights": None if self.weights is None else self.weights.tolist(),
             "utterances": len(self.utterances),
             "frames": self.utterances.speed_frames.sum(axis=0).tolist(),
@@ -425,10 +440,14 @@ class BatchStream:
         frames = self.utterances.speed_frames[members, speeds]
         worlds = [workers for workers, _ in before] + [self.workers]
         plan = epoch_plan(frames, epoch, self.seed, self.batch_frames, worlds[0])
+        plan = self._ordered(plan, epoch)
         for number, (_, steps) in enumerate(before):
             random = np.random.default_rng([self.seed, epoch, 3, number])
-            plan = deal_again(plan, steps, worlds[number + 1], random)
+            plan = self._ordered(deal_again(plan, steps, worlds[number + 1], random), epoch)
         return EpochPlan(plan, members, speeds)
+
+    def _ordered(self, plan: Plan, epoch: int) -> Plan:
+        return short_first(plan) if epoch < self.sorted_epochs else plan
 
     def _load(self, indices: np.ndarray, planned: EpochPlan) -> Batch:
         # An epoch's last batch has been handed out while self._epoch still is its epoch.

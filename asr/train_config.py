@@ -115,10 +115,11 @@ class TrainConfig:
     the share of a subgroup's gradients with NaN or infinity above which training stops;
     ``max_density`` is what the mean sent density after the ramp must not exceed for a GTC run to
     count as done, and ``min_memory_spans`` how many times 1/(1 - eta) blocks a BMUF run must have.
-    ``corpus_weights`` says how often an epoch has a corpus' utterances, where not
-    once: at 1.5 all of them, and a random half again. ``keep_models`` of the models evaluated last
-    stay for ``python -m asr average``. ``ema``: evaluated and kept is not the model but an
-    exponential moving average of it, of this decay a step; with BMUF a block, and a step of its
+    ``corpus_weights`` says how often an epoch has a corpus' utterances, where not once: at 1.5 all
+    of them, and a random half again. The first ``sorted_epochs`` take short utterances first.
+    ``keep_models`` of the models evaluated last stay for ``python -m asr average``. ``ema``:
+    evaluated and kept is not the model but an exponential moving average of it, of this decay a
+    step; with BMUF a block, and a step of its
     synchronous warm-up.
     """
 
@@ -127,6 +128,7 @@ class TrainConfig:
     subgroup_size: int | Literal["host"] = 1
     epochs: int = 10
     batch_frames: int = 2400
+    sorted_epochs: int = 0
     seed: int = 0
     bf16: bool = False
     clip: float | None = 1.0
@@ -160,8 +162,9 @@ class TrainConfig:
             raise ValueError(
                 f"checkpoint_minutes={self.checkpoint_minutes}: must be positive, or null"
             )
-        if self.keep_models < 0:
-            raise ValueError(f"keep_models={self.keep_models}: 0 or more")
+        for name in ("keep_models", "sorted_epochs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema={self.ema}: between 0 and 1, or null")
         if self.clip is not None and not self.clip > 0:

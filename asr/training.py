@@ -111,6 +111,7 @@ class SystemTrainer:
             augment=config.augment,
             mean=mean.numpy(),
             weights=config.corpus_weights,
+            sorted_epochs=config.sorted_epochs,
         )
         self.dev = UtteranceSet.of_split(workspace, splits["dev"])
         listing = read_jsonl(workspace.directory("tokens") / f"{splits['dev']}.jsonl")

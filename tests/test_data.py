@@ -1,4 +1,5 @@
 import gc
+import itertools
 import json
 import tracemalloc
 
@@ -245,6 +246,42 @@ def test_stream_gives_every_utterance_once_an_epoch(tmp_path):
         index = int(name[1:])
         np.testing.assert_array_equal(features, utterances.load(index))
         assert ids == utterances.tokens(index).tolist()
+
+
+def test_the_first_epochs_take_short_utterances_first(tmp_path):
+    utterances = make_set(tmp_path)
+    plain, ordered = (stream(utterances, 0, 2) for _ in range(2))
+    ordered.sorted_epochs = 1
+    # Batches are numbered by duration; the last step is not for all workers.
+    longest = [source.plan(0).steps.max(axis=1)[:-1].tolist() for source in (plain, ordered)]
+    assert longest[0] != sorted(longest[0])
+    assert longest[1] == sorted(longest[1])
+    assert NO_BATCH in ordered.plan(0).steps[-1]
+    same = [np.sort(source.plan(0).steps.ravel()) for source in (plain, ordered)]
+    np.testing.assert_array_equal(*same)
+    np.testing.assert_array_equal(plain.plan(1).steps, ordered.plan(1).steps)
+
+
+def test_a_sorted_epoch_goes_on_where_it_was_also_with_other_workers(tmp_path):
+    utterances = make_set(tmp_path)
+
+    def sorted_stream(worker, workers):
+        source = stream(utterances, worker, workers, augment=None)
+        source.sorted_epochs = 2
+        return source
+
+    def names(source, steps=None):
+        return [name for name, _, _ in unpack(itertools.islice(source, steps))]
+
+    sources = [sorted_stream(worker, 2) for worker in range(2)]
+    begun = [name for source in sources for name in names(source, 2)]
+    state = sources[0].state_dict()
+    rest = []
+    for worker in range(3):
+        source = sorted_stream(worker, 3)
+        source.load_state_dict(state)
+        rest += names(source)
+    assert sorted(begun + rest) == sorted(2 * list(utterance_lengths(23)))
 
 
 def test_utterances_look_the_same_whichever_worker_has_them(tmp_path):
