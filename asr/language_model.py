@@ -52,14 +52,17 @@ def run(workspace: Workspace, config: LanguageModelConfig) -> None:
     """Estimate the model and write the lexicon, unless that was done from the same text."""
 
     def build(directory: Path) -> StageResult:
-        return _build(workspace, config, directory)
+        return _build(workspace, config, own_text, directory)
 
     def fresh(directory: Path) -> bool:
         then = read_json(directory / MARKER)["counts"]["text_sha256"]
         return config.text is None or sha256(_own_text(config.text)) == then
 
-    if config.text is not None:
-        _own_text(config.text)  # before the stage empties what it made of another text
+    own_text = None
+    marker = workspace.directory(STAGE) / MARKER
+    if config.text is not None and not (marker.exists() and fresh(marker.parent)):
+        # Before the stage empties what it made of another text: this one may be no good.
+        own_text = _read_own_text(_own_text(config.text))
     run_stage(workspace, STAGE, config, ["corpus", "tokens"], build, fresh)
 
 
@@ -88,7 +91,12 @@ def ends_words(tokenizer: Tokenizer) -> bool:
     return WORD_MARK in tokenizer.pieces and not tokenizer.marks_beginnings
 
 
-def _build(workspace: Workspace, config: LanguageModelConfig, directory: Path) -> StageResult:
+def _build(
+    workspace: Workspace,
+    config: LanguageModelConfig,
+    own_text: list[list[str]] | None,
+    directory: Path,
+) -> StageResult:
     tokens = workspace.directory("tokens")
     tokenizer = Tokenizer(tokens / "tokens.model")
     splits = workspace.require("corpus")["counts"]["splits"]
@@ -97,7 +105,9 @@ def _build(workspace: Workspace, config: LanguageModelConfig, directory: Path) -
         for split in (splits["train"], splits["dev"], *splits["tests"])
     }
     train = transcripts[splits["train"]]
-    text = train if config.text is None else _read_own_text(_own_text(config.text))
+    text: Sequence[Sequence[str]] = train
+    if config.text is not None:
+        text = own_text or _read_own_text(_own_text(config.text))
     sentences = _in_units(text, config.units, tokenizer)
     try:
         model = estimate(sentences, config.order, config.prune)
@@ -188,7 +198,10 @@ def _own_text(name: str) -> Path:
 
 
 def _read_own_text(path: Path) -> list[list[str]]:
-    """The lines of ``path`` that have words, normalised as transcripts are."""
+    """The lines of ``path`` that have words, normalised as transcripts are.
+
+    UserError, with the line, for what the normaliser refuses; and where no line has words.
+    """
     sentences = []
     for number, line in enumerate(read_lines(path), start=1):
         try:
@@ -197,6 +210,8 @@ def _read_own_text(path: Path) -> list[list[str]]:
             raise UserError(f"{path}:{number}: {error}") from None
         if words:
             sentences.append(words)
+    if not sentences:
+        raise UserError(f"lm.text={path}: no line of it has words")
     return sentences
 
 
