@@ -67,6 +67,7 @@ class _Runner:
         self.test_sets = self.workspace.require("corpus")["counts"]["splits"]["tests"]
         self.workspace.require("tokens")
         self.kept.keep_test_sets(self.workspace, self.test_sets)
+        self.numbers = Numbers(self.study.config, self.kept, self.test_sets)
         for name in self.chosen:
             for run in self._sweep_runs(name):
                 self._run_once(run)
@@ -113,7 +114,8 @@ class _Runner:
         except UserError as error:
             log.error("study: %s: %s", run.name, error)
             if run.point is not None:
-                self.kept.keep_failure(run, str(error))
+                folder = self.kept.keep_failure(run, str(error))
+                log.error("study: kept as failed; remove %s to try it again", folder)
             return False
         test_sets = self.test_sets if run.point is None else []
         if test_sets:
@@ -131,13 +133,16 @@ class _Runner:
         runs = [
             run for name in self.chosen for run in [*self._sweep_runs(name), *self._seed_runs(name)]
         ]
-        return seconds_left([self._work(run) for run in runs])
+        return seconds_left([self._work(run) for run in runs if not self._has_failed(run)])
+
+    def _has_failed(self, run: Run) -> bool:
+        return run.point is not None and self.kept.failed(run)
 
     def _work(self, run: Run) -> Work:
         config = run.config
         if not self.sweeps.settled(run.system) and run.point is None:
             return Work(config.workers, config.epochs)
-        if not self.kept.has(run) or self.kept.failed(run):
+        if not self.kept.has(run):
             return Work(config.workers, config.epochs)
         seconds = self.kept.summary(run)["train_seconds"]
         return Work(config.workers, config.epochs, seconds)
@@ -152,7 +157,7 @@ class _Runner:
         if not finished:
             return
         config, results = self.study.config, self.study.results
-        content = summarise(config, finished, Numbers(config, self.kept, self.test_sets))
+        content = summarise(config, finished, self.numbers)
         write_json(results / "study.json", content)
         text = format_study(config, content, self.sweeps, self._command())
         write_text(results / "study.md", text)

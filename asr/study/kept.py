@@ -89,11 +89,12 @@ class KeptResults:
             _pack(folder / f"{name}.hyp.txt.gz", decoded.read_bytes())
         write_json(folder / SUMMARY, summary)
 
-    def keep_failure(self, run: Run, reason: str) -> None:
-        """Keep that a run came to no model, and why."""
+    def keep_failure(self, run: Run, reason: str) -> Path:
+        """Keep that a run came to no model, and why; the folder."""
         folder = self.folder / run.name
         write_text(folder / CONFIG, dump_yaml(run.config))
         write_text(folder / FAILED, reason + "\n")
+        return folder
 
     def commit(self, what: str) -> None:
         """Commit the folder to git, and nothing else; UserError where git refuses."""
