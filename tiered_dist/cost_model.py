@@ -159,7 +159,7 @@ def step_amounts(case: Case) -> dict[str, Amounts]:
     """What a step takes of each constant, by part: "trainer", "tier 1", "waiting"."""
     world, layout = case.world, case.layout
     tier_1: Amounts = {}
-    for traffic in step_traffic(world, case.inner, layout, step=0):
+    for traffic in _step_traffic(world, case.inner, layout):
         _add(tier_1, _collective(case, traffic))
         _add(tier_1, _entries(case, traffic))
     if compressed := residual_elements(world, case.inner, layout.total):
@@ -250,6 +250,14 @@ def largest_of(number: int) -> tuple[float, float]:
     middle = (x[1:] + x[:-1]) / 2
     mean = float((chance * middle).sum())
     return mean, math.sqrt(float((chance * (middle - mean) ** 2).sum()))
+
+
+@functools.lru_cache(maxsize=256)
+def _step_traffic(
+    world: World, inner: Dense | GTC | DenseInHost, layout: ParameterLayout
+) -> tuple[Traffic, ...]:
+    """Once for all links and constants: what GTC sends is found by making its state."""
+    return tuple(step_traffic(world, inner, layout, step=0))
 
 
 def _collective(case: Case, traffic: Traffic) -> Amounts:
