@@ -111,7 +111,6 @@ def _add_plan(verb: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> str:
     """The plan as text, with a file of figures or a picture where they are asked for."""
     constants = Constants.load(options.constants)
-    constants = dataclasses.replace(constants, byte_seconds=1 / (1e9 * options.host_gbyte))
     if options.latency_us is not None:
         constants = dataclasses.replace(
             constants, latency_seconds=options.latency_us / 1e6, message_seconds=0.0

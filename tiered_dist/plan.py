@@ -66,6 +66,11 @@ class Question:
         TargetDensity(self.density, self.density)  # checks it
 
     @property
+    def known(self) -> Constants:
+        """The constants, with what these GPUs send in place of what was measured elsewhere."""
+        return dataclasses.replace(self.constants, byte_seconds=1 / (1e9 * self.host_gbyte))
+
+    @property
     def machine(self) -> Machine:
         """The GPUs and links."""
         pass_seconds = PASS_BYTES / (1e9 * self.memory_gbyte)
@@ -169,7 +174,7 @@ def _candidate(
         sent = 4 * total if inner == Dense() else 2 * total
         tail = min(1.0, 1e6 * question.bucket_mbyte / sent)
         case = dataclasses.replace(case, overlap=question.overlap, tail=tail)
-    return Candidate(system, settings, case, block_steps or 1, predict(case, question.constants))
+    return Candidate(system, settings, case, block_steps or 1, predict(case, question.known))
 
 
 def needs(question: Question, tried: dict[str, list[Candidate]]) -> list[str]:
@@ -208,7 +213,7 @@ def _need_for_efficiency(question: Question, two_tiers: Candidate) -> str:
         case = dataclasses.replace(
             two_tiers.case, compute_seconds=asked.step_ms / 1000, machine=asked.machine
         )
-        return predict(case, question.constants).speedup(block_steps)
+        return predict(case, question.known).speedup(block_steps)
 
     values = {
         "blocks of {:.3g} steps": crossing(two_tiers.times.speedup, target, 1.0, 1e6),
