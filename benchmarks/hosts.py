@@ -35,7 +35,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,8 +121,8 @@ class Settings:
         return self.hosts * self.ranks_per_host
 
 
-def main() -> int:
-    """Parse and run a verb; the exit status."""
+def main(words: Sequence[str]) -> int:
+    """Run a verb; the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -146,7 +146,7 @@ def main() -> int:
     verbs.add_parser("table", help="print what was measured")
     verb = verbs.add_parser("rank", help="what measure starts; not for you")
     verb.add_argument("settings", type=json.loads)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.verb == "rank":
         _run_rank([Settings(**settings) for settings in arguments.settings])
         return 0
@@ -526,4 +526,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 CANNOT = 77  # what test drivers of many kinds take for "skipped"
@@ -33,6 +34,7 @@ NEW_MOUNTS, NEW_HOST_NAME, NEW_USER, NEW_NETWORK = 0x20000, 0x4000000, 0x1000000
 BURST_SECONDS, LEAST_BURST_BYTES = 0.0005, 2 * 1514
 # The queue never drops a packet: real switches do, but what TCP then makes of it is not asked here.
 QUEUE_BYTES = 1 << 26
+PATIENCE_SECONDS = 20
 
 
 class CannotMakeHosts(Exception):
@@ -79,6 +81,8 @@ def make_hosts(number: int, mbit: float | None) -> None:
         raise CannotMakeHosts(f"namespaces are not allowed here: {error}") from None
     _run("mount --make-rprivate /")
     _run("mount -t tmpfs tmpfs /run")  # where ip keeps the names of namespaces
+    # By name it stays, with the switch, when all processes have moved to hosts.
+    _run(f"ip netns attach switch {os.getpid()}")
     _run("ip link set lo up")
     _run("ip link add switch type bridge")
     _run("ip link set switch up")
@@ -94,6 +98,7 @@ def make_hosts(number: int, mbit: float | None) -> None:
             bucket = f"root tbf rate {mbit}mbit burst {burst} limit {QUEUE_BYTES}"
             _run(f"tc qdisc add dev port{host} {bucket}")
             _run(f"tc -n {name(host)} qdisc add dev {LINK} {bucket}")
+    _wait_for_links(number)
 
 
 def enter(host: int) -> None:
@@ -147,13 +152,23 @@ def _call(function: str, *arguments: int) -> None:
         raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
 
 
-def _run(command: str) -> None:
+def _wait_for_links(number: int) -> None:
+    """Until the switch forwards: it may take a second, and what was sent before is lost."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while _run("ip -details link show master switch").count("state forwarding") < number:
+        if time.monotonic() > end:
+            raise CannotMakeHosts(f"the links are not up after {PATIENCE_SECONDS} s")
+        time.sleep(0.02)
+
+
+def _run(command: str) -> str:
     try:
         result = subprocess.run(shlex.split(command), capture_output=True, text=True)
     except FileNotFoundError as error:
         raise CannotMakeHosts(f"{error.filename}: no such program") from None
     if result.returncode:
         raise CannotMakeHosts(f"{command}: {result.stderr.strip()}")
+    return result.stdout
 
 
 if __name__ == "__main__":
