@@ -433,13 +433,15 @@ def observations(row: dict[str, Any], pass_seconds: float) -> list[Observation]:
         return [Observation(amounts, row["seconds"], row["seconds"])]
     known, block_steps = case(row, pass_seconds), row["settings"]["block_steps"]
     step = _joined(step_amounts(known).values())
-    found = [Observation(step, row["step_seconds"] - row["compute_seconds"], row["step_seconds"])]
+    # An error counts by the time that a training takes, not by the part that it is of.
+    scale = a_step(row)
+    found = [Observation(step, row["step_seconds"] - row["compute_seconds"], scale)]
     if known.has_blocks:
         block = block_amounts(known)
         for name, amount in block["waiting"].items():
             block["waiting"][name] = math.sqrt(block_steps) * amount
-        block_seconds = row["block_seconds"]
-        found.append(Observation(_joined(block.values()), block_seconds, block_seconds))
+        amounts = _joined(block.values())
+        found.append(Observation(amounts, row["block_seconds"], block_steps * scale))
     return found
 
 
@@ -462,13 +464,15 @@ def _fit(
         if row["settings"]["hosts"] in hosts and row["settings"]["mbit"] in rates
     ]
     alone = [row for row in rows if row["kind"] != "hosts"]
-    names = [field.name for field in dataclasses.fields(Constants)]
     a_pass = pass_seconds(rows)
-    constants = fit(
-        [one for row in [*alone, *seen] for one in observations(row, a_pass)], names, Constants()
-    )
-    print(f"fitted on {len(seen)} rows of {hosts} hosts at {rates} Mbit/s, and on ranks alone")
-    for name in names:
+    source = f"benchmarks/hosts.py fit, {len(seen)} of {len(measured)} rows of hosts"
+    work = [one for row in alone for one in observations(row, a_pass)]
+    constants = fit(work, Constants.of_work(), Constants(source=source))
+    exchanges = [one for row in seen for one in observations(row, a_pass)]
+    others = [name for name in Constants.names() if name not in Constants.of_work()]
+    constants = fit(exchanges, others, constants)
+    print(f"fitted on {len(seen)} rows of {hosts} hosts at {rates} Mbit/s; work on ranks alone")
+    for name in Constants.names():
         print(f"  {name:<22}{getattr(constants, name):>12.4g}")
     unseen = [row for row in measured if row not in seen]
     print(f"{'not fitted on':<12}{'hosts':>7}{'Mbit/s':>9}{'measured':>10}{'model':>8}{'error':>8}")
@@ -488,7 +492,7 @@ def _fit(
             f"error of a step with its share of the block's end, {len(sizes)} rows: median "
             f"{100 * statistics.median(sizes):.1f} %, largest {100 * sizes[-1]:.1f} %"
         )
-    constants.save(out, f"benchmarks/hosts.py fit, {len(seen)} of {len(measured)} rows of hosts")
+    constants.save(out)
 
 
 def a_step(row: dict[str, Any]) -> float:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -61,15 +62,16 @@ def allowed():
     assert result.returncode == 0, result.stderr
 
 
-def networks():
-    """The network namespaces of all processes, and this machine's interfaces."""
+def networks(mark):
+    """The network namespaces of the processes that have ``mark`` in their environment."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            found.add(os.readlink(process / "ns/net"))
+            if f"MARK={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.add(os.readlink(process / "ns/net"))
         except OSError:  # it has ended, or is not ours to see
             continue
-    return found, sorted(os.listdir("/sys/class/net"))
+    return found
 
 
 def test_hosts_reach_each_other_by_their_links_alone(allowed):
@@ -112,25 +114,25 @@ def test_bad_words_are_an_error(words):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_of_a_killed_command(number, allowed):
-    before = networks()
-    script = "echo made; for host in host0 host1; do ip netns exec $host sleep 100 & done; wait"
+    interfaces, mark = sorted(os.listdir("/sys/class/net")), uuid.uuid4().hex
+    script = "for host in host0 host1; do ip netns exec $host sleep 100 & done; wait"
     running = subprocess.Popen(
         [sys.executable, BENCHMARKS / "network_hosts.py", "--hosts", "2", "sh", "-c", script],
-        stdout=subprocess.PIPE,
-        text=True,
+        env=os.environ | {"MARK": mark},
         start_new_session=True,
     )
     try:
-        assert running.stdout.readline() == "made\n"
-        assert len(networks()[0]) > len(before[0]) and networks()[1] == before[1]
+        assert wait_for(lambda: len(networks(mark)) == 3)  # two hosts, and the switch's
+        assert sorted(os.listdir("/sys/class/net")) == interfaces
     finally:
         os.killpg(running.pid, number)
         running.wait()
-    assert wait_for(lambda: networks() == before)
+    assert wait_for(lambda: not networks(mark))
+    assert not Path("/run/netns").exists() or not list(Path("/run/netns").glob("host[01]"))
 
 
 def wait_for(condition):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     return condition()
@@ -211,7 +213,7 @@ def made_up(hosts, ranks_per_host, step):
 
 
 def test_ranks_and_hosts_go_with_the_benchmark_that_is_killed(allowed, tmp_path):
-    before = networks()
+    mark = uuid.uuid4().hex
     command = [sys.executable, BENCHMARKS / "hosts.py", "--results", tmp_path / "hosts.jsonl"]
     (tmp_path / "hosts.jsonl").write_text('{"kind": "alone"}\n')
     words = [
@@ -225,13 +227,12 @@ def test_ranks_and_hosts_go_with_the_benchmark_that_is_killed(allowed, tmp_path)
         "--compute-ms",
         "5000",
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MARK": mark}
     running = subprocess.Popen([*command, *words], env=environment, stderr=subprocess.DEVNULL)
     try:
-        assert wait_for(
-            lambda: len(networks()[0]) >= len(before[0]) + 3
-        )  # the switch's, and hosts'
+        # This machine's, the switch's, and two hosts', where the ranks are.
+        assert wait_for(lambda: len(networks(mark)) == 4)
     finally:
         running.kill()
         running.wait()
-    assert wait_for(lambda: networks() == before)
+    assert wait_for(lambda: not networks(mark))

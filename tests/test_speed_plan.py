@@ -20,6 +20,7 @@ CONSTANTS = Constants(
     filter_passes=8.0,
     encode_entry_passes=50.0,
     decode_entry_passes=20.0,
+    source="made up",
 )
 ASKED = ["plan", "--hosts", "16", "--gpus", "8", "--parameters", "24e6", "--step-ms", "250"]
 ASKED += ["--link-gbit", "25"]
@@ -52,7 +53,7 @@ def answer():
 @pytest.fixture
 def constants(tmp_path):
     path = tmp_path / "constants.json"
-    CONSTANTS.save(path, "made up")
+    CONSTANTS.save(path)
     return ["--constants", str(path)]
 
 
@@ -133,7 +134,15 @@ def test_prints_writes_and_draws(constants, tmp_path, capsys):
         assert sum(parts) == pytest.approx(row["step"])
         assert f"{row['speedup']:.1f}" in text
     assert "modelled, not measured" in text and "assumed" in text
-    for said in ("spread of 0.05", "30 us a round", "25 Gbit/s", "100 GB/s", "900 GB/s", "0.01"):
+    for said in (
+        "spread of 0.05",
+        "30 us a round",
+        "25 Gbit/s",
+        "100 GB/s",
+        "900 GB/s",
+        "0.01",
+        "made up",
+    ):
         assert said in text.partition("assumed")[2]
     assert b"Modelled, not measured" in figure and b"two tiers" in figure
     assert main(words) == 0 and files[1].read_bytes() == figure

@@ -44,7 +44,7 @@ class Constants:
     ``residual.add_(gradient)``, which processors of all kinds do at their memory's speed.
     ``trainer_...`` is a step's by any tier, with the optimizer's, ``codec_...`` GTC's encoding and
     decoding, ``filter_...`` a block's end. ``encode_entry_passes`` and ``decode_entry_passes`` are
-    an entry's, as multiples of an element's share in a pass.
+    an entry's, as multiples of an element's share in a pass. ``source``: where all come from.
     """
 
     latency_seconds: float = 0.0
@@ -60,20 +60,34 @@ class Constants:
     filter_passes: float = 0.0
     encode_entry_passes: float = 0.0
     decode_entry_passes: float = 0.0
+    source: str = "given"
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All of them but ``source``."""
+        return [field.name for field in dataclasses.fields(cls) if field.name != "source"]
+
+    @classmethod
+    def of_work(cls) -> list[str]:
+        """Those that a rank shows that exchanges nothing."""
+        parts = ("trainer_", "codec_", "filter_", "encode_", "decode_")
+        return [name for name in cls.names() if name.startswith(parts)]
 
     @classmethod
     def load(cls, path: Path) -> "Constants":
         """Read what ``save`` wrote; ValueError for anything else."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))["constants"]
-            return cls(**{name: float(value) for name, value in values.items()})
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return cls(
+                **{name: float(values[name]) for name in cls.names()}, source=values["source"]
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path}: no constants of this cost model: {error}") from None
 
-    def save(self, path: Path, source: str) -> None:
-        """Write them as JSON, with a line on where they come from."""
-        content = {"source": source, "constants": dataclasses.asdict(self)}
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    def save(self, path: Path) -> None:
+        """Write them as JSON."""
+        content = json.dumps(dataclasses.asdict(self), indent=2)
+        path.write_text(content + "\n", encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)

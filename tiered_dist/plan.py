@@ -298,6 +298,7 @@ def assumptions(question: Question) -> list[str]:
         f"{constants.decode_entry_passes:.3g} to decode",
         f"K is the longest and the density ({question.density:g}) the lowest that does no harm: "
         "that is for a study of word error rates to say",
+        f"constants: {constants.source}",
     ]
 
 
