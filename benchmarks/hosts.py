@@ -15,9 +15,9 @@ Systems: dense and GTC have one subgroup of all ranks, BMUF a subgroup a rank, t
 
 The rates are to the model's size as 25 Gbit/s is to 24 M parameters: its 217,000 parameters and 250
 ms of computation at 226 Mbit/s stand for 24 M and 250 ms at 25 Gbit/s. On a V100, 24 M parameters
-take 60 to 250 ms for 2,500 to 10,000 frames, at 6 operations a parameter and frame and 6e12
-operations a second (two fifths of its 15.7e12 in float32). A dense all-reduce over 128 ranks takes
-62 ms there, 0.25 to 1 of the computation; 50 to 400 Mbit/s here make it 0.13 to 1.
+take 60 to 230 ms for 2,500 to 10,000 frames, at 6 operations a parameter and frame and two fifths
+of its 15.7e12 operations a second in float32. A dense all-reduce over 128 ranks takes 62 ms there,
+0.27 to 1 of the computation; 50 to 400 Mbit/s here make it 0.13 to 1.
 
 ``measure`` adds to the results, a line of JSON a row, what they lack, so that it can be stopped at
 any time; measure on an idle machine. Seconds are means over ranks and steps. ``step_seconds`` are a
@@ -73,6 +73,9 @@ from tiered_dist.layout import ParameterLayout
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results/hosts.jsonl"
 CONSTANTS = ROOT / "tiered_dist/fitted_constants.json"
+# docs/speed.md has this command.
+PLAN = ["--hosts", "16", "--gpus", "8", "--parameters", "24e6", "--step-ms", "250"]
+PLAN += ["--link-gbit", "25"]
 INPUTS, LAYERS = 80, 3
 FRAMES = 1000
 HEADERS, BYTES_A_MESSAGE = 0.07, 1000
@@ -143,6 +146,7 @@ def main(words: Sequence[str]) -> int:
     verb.add_argument("--hosts", type=int, nargs="+", default=[2, 4], help="to fit on")
     verb.add_argument("--mbit", type=_rate, nargs="+", default=[50, 200, None], help="to fit on")
     verb.add_argument("--out", type=Path, default=CONSTANTS)
+    verb.add_argument("--document", type=Path, help="docs/speed.md, to refresh its figures")
     verbs.add_parser("table", help="print what was measured")
     verb = verbs.add_parser("rank", help="what measure starts; not for you")
     verb.add_argument("settings", type=json.loads)
@@ -155,8 +159,12 @@ def main(words: Sequence[str]) -> int:
         return _measure(arguments, rows)
     if arguments.verb == "table":
         print(table(rows))
-    else:
-        _fit(rows, arguments.hosts, arguments.mbit, arguments.out)
+        return 0
+    constants, text = fit_rows(rows, arguments.hosts, arguments.mbit)
+    print(text)
+    constants.save(arguments.out)
+    if arguments.document is not None:
+        _document(rows, text, arguments.document)
     return 0
 
 
@@ -227,10 +235,9 @@ def run_ranks(wanted: list[Settings]) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _print_row(row: dict[str, Any]) -> None:
-    settings, rate = row["settings"], row["settings"]["mbit"]
+    settings = Settings(**row["settings"])
     print(
-        f"{settings['system']:<10}{settings['hosts']:>3} hosts"
-        f"{'no limit' if rate is None else f'{rate:g} Mbit/s':>13}"
+        f"{settings.system:<10}{settings.hosts:>3} hosts{_rate_text(settings.mbit):>10} Mbit/s"
         f"{1e3 * row['step_seconds']:>8.1f} ms a step{1e3 * row['block_seconds']:>8.1f} a block's "
         f"end, bytes {row['interface_bytes'] / row['reported_bytes']:.3f} of those reported",
         flush=True,
@@ -453,46 +460,76 @@ def _joined(parts: Iterable[Amounts]) -> Amounts:
     return joined
 
 
-def _fit(
-    rows: list[dict[str, Any]], hosts: list[int], rates: list[float | None], out: Path
-) -> None:
-    """Fit, print the errors where the fit had no part, and write the constants."""
+def fit_rows(
+    rows: list[dict[str, Any]], hosts: Sequence[int], rates: Sequence[float | None]
+) -> tuple[Constants, str]:
+    """The constants, and a text with them and the errors where the fit had no part."""
     measured = [row for row in rows if row["kind"] == "hosts"]
     seen = [
         row
         for row in measured
         if row["settings"]["hosts"] in hosts and row["settings"]["mbit"] in rates
     ]
-    alone = [row for row in rows if row["kind"] != "hosts"]
     a_pass = pass_seconds(rows)
     source = f"benchmarks/hosts.py fit, {len(seen)} of {len(measured)} rows of hosts"
-    work = [one for row in alone for one in observations(row, a_pass)]
+    work = [one for row in rows if row["kind"] != "hosts" for one in observations(row, a_pass)]
     constants = fit(work, Constants.of_work(), Constants(source=source))
     exchanges = [one for row in seen for one in observations(row, a_pass)]
     others = [name for name in Constants.names() if name not in Constants.of_work()]
     constants = fit(exchanges, others, constants)
-    print(f"fitted on {len(seen)} rows of {hosts} hosts at {rates} Mbit/s; work on ranks alone")
-    for name in Constants.names():
-        print(f"  {name:<22}{getattr(constants, name):>12.4g}")
+    said = ", ".join(_rate_text(rate) for rate in rates)
+    lines = [f"fitted on {len(seen)} rows, of {hosts} hosts at {said} Mbit/s; work on ranks alone"]
+    lines += [f"  {name:<22}{getattr(constants, name):>12.4g}" for name in Constants.names()]
     unseen = [row for row in measured if row not in seen]
-    print(f"{'not fitted on':<12}{'hosts':>7}{'Mbit/s':>9}{'measured':>10}{'model':>8}{'error':>8}")
-    errors = []
-    for row in unseen:
-        found, said = a_step(row), modelled(row, constants, a_pass)
+    return constants, "\n".join(lines + _errors(unseen, constants, a_pass))
+
+
+def _errors(rows: list[dict[str, Any]], constants: Constants, pass_seconds: float) -> list[str]:
+    """Of a step with its share of the block's end, by row; their median and the largest."""
+    lines, errors = [], []
+    for row in rows:
+        found, said = a_step(row), modelled(row, constants, pass_seconds)
         errors.append(said / found - 1)
-        rate = row["settings"]["mbit"]
-        print(
-            f"{row['settings']['system']:<12}{row['settings']['hosts']:>7}"
-            f"{'-' if rate is None else f'{rate:g}':>9}{1e3 * found:>10.1f}{1e3 * said:>8.1f}"
-            f"{100 * errors[-1]:>7.1f}%"
+        settings = Settings(**row["settings"])
+        lines.append(
+            f"{settings.system:<12}{settings.hosts:>7}{_rate_text(settings.mbit):>10}"
+            f"{1e3 * found:>10.1f}{1e3 * said:>10.1f}{100 * errors[-1]:>7.1f}%"
         )
+    if not rows:
+        return ["all rows were fitted on: no error to tell"]
     sizes = sorted(map(abs, errors))
-    if sizes:
-        print(
-            f"error of a step with its share of the block's end, {len(sizes)} rows: median "
-            f"{100 * statistics.median(sizes):.1f} %, largest {100 * sizes[-1]:.1f} %"
-        )
-    constants.save(out)
+    head = f"{'not seen':<12}{'hosts':>7}{'Mbit/s':>10}{'measured':>10}{'modelled':>10}{'error':>8}"
+    median = 100 * statistics.median(sizes)
+    return [
+        f"{head}   ms a step",
+        *lines,
+        f"{len(rows)} rows: median error {median:.1f} %, largest {100 * sizes[-1]:.1f} %",
+    ]
+
+
+def _rate_text(mbit: float | None) -> str:
+    return "no limit" if mbit is None else f"{mbit:g}"
+
+
+def document(path: Path, parts: dict[str, str]) -> None:
+    """Put each text between its two marks in a Markdown file. ValueError where there are none."""
+    text = path.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        if begin not in text or end not in text:
+            raise ValueError(f"{path}: no place for what is {name}")
+        before, _, rest = text.partition(begin)
+        text = before + begin + part + end + rest.partition(end)[2]
+    path.write_text(text, encoding="utf-8")
+
+
+def _document(rows: list[dict[str, Any]], fitted: str, path: Path) -> None:
+    """The measured table, the fit, and the plan with its picture, in docs/speed.md."""
+    command = [sys.executable, "-m", "tiered_dist", "plan", *PLAN]
+    command += ["--figure", str(path.with_suffix(".svg"))]
+    plan = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    parts = {"fitted": fitted, "modelled": plan.rstrip()}
+    document(path, {"measured": table(rows)} | {n: f"```\n{t}\n```" for n, t in parts.items()})
 
 
 def a_step(row: dict[str, Any]) -> float:
@@ -521,9 +558,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for (hosts, ranks, mbit), found in groups.items():
         cells = [f"{1e3 * a_step(found[name]):.0f}" if name in found else "" for name in names]
         ratios = [row["interface_bytes"] / row["reported_bytes"] for row in found.values()]
-        rate = "no limit" if mbit is None else f"{mbit:g}"
         lines.append(
-            f"| {hosts} | {ranks} | {rate} | {' | '.join(cells)} | "
+            f"| {hosts} | {ranks} | {_rate_text(mbit)} | {' | '.join(cells)} | "
             f"{min(ratios):.3f} to {max(ratios):.3f} |"
         )
     return "\n".join(lines)

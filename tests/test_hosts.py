@@ -132,7 +132,7 @@ def test_nothing_is_left_of_a_killed_command(number, allowed):
 
 
 def wait_for(condition):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     return condition()
@@ -195,13 +195,26 @@ def test_what_is_measured_is_kept_fitted_and_shown(allowed, tmp_path, capsys):
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
     small = ["--hidden", "24", "--compute-ms", "5", "--block-steps", "2", "--blocks", "1"]
     one = ["measure", "--hosts", "2", "--mbit", "none", "--systems", "BMUF", *small]
-    assert "BMUF        2 hosts     no limit" in printed(*one)
+    assert "BMUF        2 hosts  no limit" in printed(*one)
     measured = path.read_text()
     assert printed(*one) == "" and path.read_text() == measured
     said = printed("fit", "--hosts", "2", "4", "--mbit", "100", "none", "--out", str(out))
-    assert "fitted on 3 rows" in said and "1 rows: median" in said
+    assert "fitted on 3 rows" in said and "1 rows: median error" in said
     assert Constants.load(out).link_stretch >= 0
     assert "| 8 | 16 | 100 | 400 |  |  |  | 1.010 to 1.010 |" in printed("table")
+
+
+def test_figures_come_into_the_document(tmp_path):
+    path = tmp_path / "speed.md"
+    path.write_text("a\n<!-- one -->\nold\n<!-- /one -->\nb\n<!-- two -->\n<!-- /two -->\nc\n")
+    benchmark.document(path, {"one": "new\nlines"})
+    assert "a\n<!-- one -->\nnew\nlines\n<!-- /one -->\nb\n" in path.read_text()
+    with pytest.raises(ValueError, match="no place for what is three"):
+        benchmark.document(path, {"three": "x"})
+    command = " ".join(benchmark.PLAN)
+    for name in ("measured", "fitted", "modelled"):
+        assert (ROOT / "docs/speed.md").read_text().count(f"<!-- {name} -->\n") == 1
+    assert command in (ROOT / "docs/speed.md").read_text()
 
 
 def made_up(hosts, ranks_per_host, step):
