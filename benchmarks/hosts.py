@@ -160,6 +160,8 @@ def main(words: Sequence[str]) -> int:
     if arguments.verb == "table":
         print(table(rows))
         return 0
+    if not any(row["kind"] == "hosts" for row in rows):
+        parser.error(f"{arguments.results}: no rows of hosts; measure first")
     constants, text = fit_rows(rows, arguments.hosts, arguments.mbit)
     print(text)
     constants.save(arguments.out)
@@ -543,7 +545,7 @@ def modelled(row: dict[str, Any], constants: Constants, pass_seconds: float) -> 
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Measured milliseconds a step, a line for hosts and rate, in Markdown."""
+    """Measured milliseconds a step, with what of it is waiting, by hosts and rate, in Markdown."""
     names = list(systems(0.01))
     lines = [
         f"| hosts | ranks | Mbit/s | {' | '.join(names)} | bytes counted / reported |",
@@ -556,13 +558,19 @@ def table(rows: list[dict[str, Any]]) -> str:
             key = (settings.hosts, settings.ranks, settings.mbit)
             groups.setdefault(key, {})[settings.system] = row
     for (hosts, ranks, mbit), found in groups.items():
-        cells = [f"{1e3 * a_step(found[name]):.0f}" if name in found else "" for name in names]
+        cells = [_cell(found[name]) if name in found else "" for name in names]
         ratios = [row["interface_bytes"] / row["reported_bytes"] for row in found.values()]
         lines.append(
             f"| {hosts} | {ranks} | {_rate_text(mbit)} | {' | '.join(cells)} | "
             f"{min(ratios):.3f} to {max(ratios):.3f} |"
         )
     return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    block_steps = row["settings"]["block_steps"]
+    waiting = row["waiting_seconds"] + row["block_waiting_seconds"] / block_steps
+    return f"{1e3 * a_step(row):.0f} ({1e3 * waiting:.0f})"
 
 
 if __name__ == "__main__":

@@ -286,7 +286,7 @@ def assumptions(question: Question) -> list[str]:
         f"rings that take ranks host by host; {1e6 * round_trip:.3g} us a round of messages, a "
         f"link {constants.link_stretch:.3g} times as long as its {question.link_gbit:g} Gbit/s "
         f"say, and {question.host_gbyte:g} GB/s out of a GPU",
-        f"dense hides behind {question.overlap:g} of the computation, but for its last "
+        f"dense hides behind {question.overlap:.2g} of the computation, but for its last "
         f"{question.bucket_mbyte:g} MB; nothing else hides. (One LSTM of cuDNN gives all its "
         "gradients at its end, and dense then hides less)",
         f"a pass over the model, {PASS_BYTES} bytes an element at {question.memory_gbyte:g} GB/s, "
