@@ -99,6 +99,11 @@ bench: $(INSTALLED) ## time the codec, and what the tiers add to a step
 	$(VENV)/bin/python benchmarks/codec.py
 	$(VENV)/bin/python -m tiered_dist.launch --workers 4 benchmarks/step.py
 
+.PHONY: bench-hosts
+bench-hosts: $(INSTALLED) ## time four systems on hosts with shaped links (root), fit the cost model
+	$(VENV)/bin/python benchmarks/hosts.py measure
+	$(VENV)/bin/python benchmarks/hosts.py fit --document docs/speed.md
+
 .PHONY: gpu-check
 gpu-check: $(INSTALLED) ## check on a GPU what only a GPU can show
 	$(VENV)/bin/python scripts/gpu_check.py

@@ -5,9 +5,8 @@
 An LSTM goes forward and backward over random frames, 1,000 a rank, once with its bare optimizer and
 once with each pair of tiers, which take turns; all share the machine, so the bare step has the same
 contention. Its gradients are then overwritten with noise, in every way alike, and GTC begins in the
-state that a long run of such noise ends in: a sum of noise of deviation sigma passes tau after
-(tau / sigma) ** 2 steps on average, so tau is sigma / sqrt(density), and the residuals lie in a
-triangle between -tau and tau. The density that was then sent is printed.
+state that a long run of such noise ends in (``settled_noise``). The density that was then sent is
+printed.
 
 Printed are medians over the rounds: the wall time of forward and backward, and of what follows, the
 optimizer's step alone or with the tiers; what a pair adds to the bare optimizer, as a share of the
@@ -18,19 +17,18 @@ world.
 """
 
 import argparse
-import math
 import os
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
+from settled_noise import Noise, begin_settled
 from torch import nn
 
 from tiered_dist import BMUF, GTC, Dense, TargetDensity, TieredTrainer, Topology, init_process_group
 
 FRAMES, BATCH, INPUTS, CLASSES = 1000, 10, 192, 500
-SIGMA = 1e-3
 BACKWARD, BARE, BLOCK = "forward, backward", "bare optimizer", "a block's end"
 
 
@@ -68,9 +66,7 @@ class Bench:
         self.elements = sum(p.numel() for p in self.parameters)
         self.inputs = torch.randn(BATCH, FRAMES // BATCH, INPUTS)
         self.targets = torch.randint(CLASSES, (FRAMES,))
-        generator = torch.Generator().manual_seed(topology.rank)
-        self.noise = torch.randn(self.elements + 10_007, generator=generator) * SIGMA
-        self.moved = 0
+        self.noise = Noise(self.elements, topology.rank)
         self.bare = self._sgd()
         gtc = GTC(TargetDensity(arguments.density, arguments.density), max_quanta=16)
         inners = {"dense": Dense(), "dense bf16": Dense("bf16"), "GTC": gtc}
@@ -79,31 +75,15 @@ class Bench:
             f"{name} + BMUF": TieredTrainer(self.model, self._sgd(), topology, inner, bmuf)
             for name, inner in inners.items()
         }
-        self._begin_settled(self.trainers["GTC + BMUF"])
+        begin_settled(self.trainers["GTC + BMUF"], arguments.density, FRAMES)
 
     def _sgd(self) -> torch.optim.SGD:
         return torch.optim.SGD(self.parameters, lr=1e-4, momentum=0.9)
 
-    def _begin_settled(self, trainer: TieredTrainer) -> None:
-        """See above: GTC's taus, capacity and residuals after a long run of this noise."""
-        density, state = self.arguments.density, trainer.state_dict()
-        tau = SIGMA / density**0.5
-        named = {name: p.shape for name, p in self.model.named_parameters()}
-        state["subgroup"]["inner"] = {
-            "taus": dict.fromkeys(named, tau),
-            "reference": float(FRAMES),
-            "capacity": math.ceil(1.25 * density * self.elements),
-        }
-        triangles = {
-            name: tau * (torch.rand(shape) - torch.rand(shape)) for name, shape in named.items()
-        }
-        state["rank"]["inner"] = {"residual": triangles}
-        trainer.load_state_dict(state)
-
     def run(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
         """Seconds of every step of every way, and bytes sent by tier 1, payload and wire."""
         for _ in range(self.arguments.settle):
-            self._overwrite_gradients()
+            self.noise.overwrite_gradients(self.model)
             self.trainers["GTC + BMUF"].step(samples=FRAMES)
         seconds: dict[str, list[float]] = {BACKWARD: [], BARE: [], "add_": []}
         sent: dict[str, list[float]] = {}
@@ -136,16 +116,7 @@ class Bench:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.arguments.bf16):
             logits = self.model[1](self.model[0](self.inputs)[0])
         nn.functional.cross_entropy(logits.float().flatten(0, 1), self.targets).backward()
-        self._overwrite_gradients()
-
-    def _overwrite_gradients(self) -> None:
-        """With the same noise, moved along by some elements each time."""
-        self.moved = (self.moved + 1237) % 10_007
-        parts = self.noise[self.moved : self.moved + self.elements].split(
-            [p.numel() for p in self.parameters]
-        )
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter).clone()
+        self.noise.overwrite_gradients(self.model)
 
     def _bare_step(self) -> None:
         self.bare.step()

@@ -1,29 +1,142 @@
-"""``python -m tiered_dist inspect CHECKPOINT``: what a checkpoint of ``save_checkpoint`` holds."""
+"""``python -m tiered_dist``: ``inspect`` a checkpoint, or ``plan`` a training before it runs."""
 
 import argparse
+import dataclasses
+import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from tiered_dist import plan
 from tiered_dist.checkpoint import list_checkpoints, read_part
+from tiered_dist.cost_model import Constants
+
+FITTED = Path(__file__).with_name("fitted_constants.json")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print it; the exit status is 2 where there is no checkpoint."""
+    """Run a verb; the exit status is 2 for what cannot be."""
     parser = argparse.ArgumentParser(prog="python -m tiered_dist", description=__doc__)
-    verbs = parser.add_subparsers(required=True, metavar="inspect")
+    verbs = parser.add_subparsers(required=True, dest="verb", metavar="inspect | plan")
     verb = verbs.add_parser("inspect", help="print what a checkpoint holds")
     verb.add_argument("checkpoint", type=Path, help="step-*, or a directory of them: the newest")
-    path = parser.parse_args(arguments).checkpoint
+    _add_plan(verbs.add_parser("plan", help="how fast four systems would be", **PLAN_HELP))
+    options = parser.parse_args(arguments)
+    try:
+        print(_inspect(options.checkpoint) if options.verb == "inspect" else _plan(options))
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+PLAN_HELP: dict[str, Any] = {
+    "description": plan.__doc__,
+    "formatter_class": argparse.RawDescriptionHelpFormatter,
+    "epilog": "example: python -m tiered_dist plan --hosts 16 --gpus 8 --parameters 24e6 "
+    "--step-ms 250 --link-gbit 25",
+}
+
+
+def _add_plan(verb: argparse.ArgumentParser) -> None:
+    """The options of ``plan``: those of ``plan.Question``, and where the answer goes."""
+    needed: dict[str, Any] = {"type": float, "required": True, "metavar": "X"}
+    verb.add_argument("--hosts", type=int, required=True, metavar="N", help="up to so many")
+    verb.add_argument("--gpus", type=int, required=True, metavar="N", help="of a host")
+    verb.add_argument("--parameters", **needed, help="of the model, say 24e6")
+    verb.add_argument("--step-ms", **needed, help="forward and backward of a step on one GPU")
+    verb.add_argument("--link-gbit", **needed, help="of a host's link, each way, in Gbit/s")
+    given: dict[str, Any] = {"type": float, "metavar": "X"}
+    verb.add_argument(
+        "--longest-block",
+        type=int,
+        nargs=2,
+        default=(50, 50),
+        metavar=("BMUF", "TIERS"),
+        help="longest blocks, in steps, that do BMUF alone and two tiers no harm (default: 50 50)",
+    )
+    verb.add_argument(
+        "--density", **given, default=0.01, help="GTC's lowest harmless (default: %(default)s)"
+    )
+    verb.add_argument(
+        "--spread",
+        **given,
+        default=0.05,
+        help="standard deviation of a step's computation over its mean (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--host-gbyte",
+        **given,
+        default=100.0,
+        help="GB/s that a GPU can send, to another of its host or to the link; the default, "
+        "%(default)s, is for NVLink, PCIe 3 has about 10",
+    )
+    verb.add_argument(
+        "--memory-gbyte",
+        **given,
+        default=900.0,
+        help="GB/s of a GPU's memory (default: %(default)s, a V100's)",
+    )
+    verb.add_argument(
+        "--overlap",
+        **given,
+        default=2 / 3,
+        help="share of the computation behind which dense can hide (default: two thirds, the "
+        "backward pass)",
+    )
+    verb.add_argument(
+        "--bucket-mbyte",
+        **given,
+        default=25.0,
+        help="what dense cannot hide, the last bucket (default: %(default)s, as "
+        "DistributedDataParallel's)",
+    )
+    verb.add_argument(
+        "--latency-us", **given, help="of a round of messages (default: as in --constants)"
+    )
+    verb.add_argument(
+        "--constants",
+        type=Path,
+        default=FITTED,
+        metavar="FILE",
+        help="what benchmarks/hosts.py fit wrote (default: what comes with the package)",
+    )
+    verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    verb.add_argument("--figure", type=Path, metavar="FILE.svg", help="draw speed-up against GPUs")
+
+
+def _plan(options: argparse.Namespace) -> str:
+    """The plan as text, with a file of figures or a picture where they are asked for."""
+    constants = Constants.load(options.constants)
+    if options.latency_us is not None:
+        constants = dataclasses.replace(
+            constants, latency_seconds=options.latency_us / 1e6, message_seconds=0.0
+        )
+    names = {field.name for field in dataclasses.fields(plan.Question)} - {"constants"}
+    values = {name: getattr(options, name) for name in names}
+    if not math.isfinite(options.parameters):
+        raise ValueError(f"--parameters {options.parameters}: a number")
+    values |= {
+        "parameters": int(options.parameters),
+        "longest_block": tuple(options.longest_block),
+    }
+    answer = plan.plan(plan.Question(**values, constants=constants))
+    if options.json is not None:
+        options.json.write_text(json.dumps(plan.as_dict(answer), indent=2) + "\n")
+    if options.figure is not None:
+        plan.draw(answer, options.figure)
+    return plan.render(answer)
+
+
+def _inspect(path: Path) -> str:
     if not (path / "shared.pt").exists():
         path = (list_checkpoints(path) or [path])[-1]
     if not (path / "shared.pt").exists():
-        print(f"error: {path}: no checkpoint (no shared.pt)", file=sys.stderr)
-        return 2
-    print("\n".join([str(path), *describe(path)]))
-    return 0
+        raise ValueError(f"{path}: no checkpoint (no shared.pt)")
+    return "\n".join([str(path), *describe(path)])
 
 
 def describe(path: Path) -> list[str]:

@@ -53,14 +53,17 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """One collective, or several at once: ``payload`` and ``wire`` bytes that each rank of
-    ``groups`` sends. ``level`` is where: "subgroup", "in host", "between hosts", "tier 2",
-    "world". ``dense`` is what a dense all-reduce in float32 would send in GTC's place."""
+    """Collectives of ``groups``, all groups at once: ``payload`` and ``wire`` bytes that each of
+    their ranks sends, in ``rounds`` of messages that wait for one another. ``level`` is where:
+    "subgroup", "in host", "between hosts", "tier 2", "world". ``entries`` are GTC's that a rank
+    sends, ``dense`` is what a dense all-reduce in float32 would send in its place."""
 
     level: str
     groups: tuple[Ranks, ...]
     payload: float
     wire: float
+    rounds: int
+    entries: int = 0
     dense: float | None = None
 
     def leaving_host(self, hosts: Sequence[str]) -> float:
@@ -99,8 +102,10 @@ def step_traffic(
         + all_reduce_bytes(size, COUNTS)
         + all_reduce_bytes(size, NORM)
     )
+    # Reduce-scatter and all-gather are the halves of an all-reduce; counts and norm have their own.
+    rounds = 3 * all_reduce_rounds(size)
     return [
-        Traffic("in host", teams, sent, sent),
+        Traffic("in host", teams, sent, sent, rounds),
         _compressed("between hosts", across, inner.gtc, layout.part(0, slot), step),
     ]
 
@@ -112,9 +117,11 @@ def block_traffic(world: World, elements: int) -> list[Traffic]:
     across = all_reduce_bytes(groups, shard) + all_reduce_bytes(groups, FACTS)
     size = len(world.subgroups[0])
     inside = all_gather_bytes(size, shard) + all_gather_bytes(size, FACTS)
+    # Across: samples, the shard, and the subgroups' distances. Inside: the shards, and the facts.
+    across_rounds, inside_rounds = 3 * all_reduce_rounds(groups), 2 * all_gather_rounds(size)
     return [
-        Traffic("tier 2", columns(world.subgroups), across, across),
-        Traffic("tier 2", world.subgroups, inside, inside),
+        Traffic("tier 2", columns(world.subgroups), across, across, across_rounds),
+        Traffic("tier 2", world.subgroups, inside, inside, inside_rounds),
     ]
 
 
@@ -129,7 +136,7 @@ def memory(
     """Bytes that the trainer keeps on a rank, beside model, gradients and optimizer, by name."""
     total = FLOAT * layout.total
     held = {"flat gradient": total, "residual": 0, "scratch": 0, "velocity": 0, "filter": 0}
-    if part := _residual_elements(world, inner, layout.total):
+    if part := residual_elements(world, inner, layout.total):
         held |= {"residual": FLOAT * part, "scratch": FLOAT * part}
         held["velocity"] = FLOAT * part if inner_momentum(inner) else 0
     if outer is not None:
@@ -162,7 +169,7 @@ def checkpoint_bytes(
     ``optimizer_state`` are the bytes that the optimizer then holds.
     """
     total, vectors = FLOAT * layout.total, 2 if inner_momentum(inner) else 1
-    residual = FLOAT * _residual_elements(world, inner, layout.total)
+    residual = FLOAT * residual_elements(world, inner, layout.total)
     return {
         "shared": 2 * total if outer is not None else 0,
         "subgroups": len(world.subgroups) * (total + optimizer_state),
@@ -175,8 +182,8 @@ def inner_momentum(inner: Dense | GTC | DenseInHost) -> float:
     return 0.0 if isinstance(inner, Dense) else inner.momentum
 
 
-def _residual_elements(world: World, inner: Dense | GTC | DenseInHost, elements: int) -> int:
-    """Elements of a rank's residual."""
+def residual_elements(world: World, inner: Dense | GTC | DenseInHost, elements: int) -> int:
+    """Elements of a rank's residual: those that it compresses."""
     if isinstance(inner, Dense):
         return 0
     if isinstance(inner, GTC):
@@ -188,7 +195,7 @@ def _residual_elements(world: World, inner: Dense | GTC | DenseInHost, elements:
 def _dense(level: str, groups: tuple[Ranks, ...], dtype: str, elements: int) -> Traffic:
     size = len(groups[0])
     sent = all_reduce_bytes(size, _item_bytes(dtype) * elements) + all_reduce_bytes(size, COUNTS)
-    return Traffic(level, groups, sent, sent)
+    return Traffic(level, groups, sent, sent, 2 * all_reduce_rounds(size))
 
 
 def _compressed(
@@ -197,7 +204,26 @@ def _compressed(
     ranks = groups[0]
     state = GTCState(gtc, layout, Exchange(ranks, ranks[0], None), clip=None)
     dense = all_reduce_bytes(len(ranks), FLOAT * layout.total)
-    return Traffic(level, groups, *state.expected_bytes(step), dense)
+    payload, wire = state.expected_bytes(step)
+    rounds = all_gather_rounds(len(ranks))
+    if wire > dense > 0:  # such a step is a dense one, after the headers
+        return Traffic(
+            level, groups, payload, wire, rounds + all_reduce_rounds(len(ranks)), dense=dense
+        )
+    target = gtc.threshold.target_density(step)
+    assert target is not None  # or there would be no bytes to expect
+    entries = math.ceil(target * layout.total)
+    return Traffic(level, groups, payload, wire, rounds, entries, dense)
+
+
+def all_reduce_rounds(size: int) -> int:
+    """Messages, one after the other, of a ring all-reduce."""
+    return 2 * (size - 1)
+
+
+def all_gather_rounds(size: int) -> int:
+    """Messages, one after the other, of a ring all-gather."""
+    return size - 1
 
 
 def dense_bytes(world: World, elements: int) -> int:
