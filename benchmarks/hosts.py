@@ -75,7 +75,7 @@ RESULTS = ROOT / "benchmarks/results/hosts.jsonl"
 CONSTANTS = ROOT / "tiered_dist/fitted_constants.json"
 # docs/speed.md has this command.
 PLAN = ["--hosts", "16", "--gpus", "8", "--parameters", "24e6", "--step-ms", "250"]
-PLAN += ["--link-gbit", "25"]
+PLAN += ["--link-gbit", "25", "--latency-us", "50"]
 INPUTS, LAYERS = 80, 3
 FRAMES = 1000
 HEADERS, BYTES_A_MESSAGE = 0.07, 1000
