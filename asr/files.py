@@ -115,8 +115,13 @@ def sha256(path: Path) -> str:
 
 def write_id_text(path: Path, rows: Iterable[tuple[str, str]]) -> None:
     """Write Kaldi's ``text`` format, ``<utterance-id> <words>`` a line, sorted bytewise by id."""
+    write_text(path, format_id_text(rows))
+
+
+def format_id_text(rows: Iterable[tuple[str, str]]) -> str:
+    """What ``write_id_text`` writes."""
     ordered = sorted(rows, key=lambda row: row[0].encode())
-    write_text(path, "".join(f"{utterance} {text}".rstrip() + "\n" for utterance, text in ordered))
+    return "".join(f"{utterance} {text}".rstrip() + "\n" for utterance, text in ordered)
 
 
 def read_id_text(path: Path) -> dict[str, str]:

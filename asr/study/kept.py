@@ -5,7 +5,6 @@ packed; references and speakers lie above, once for all runs.
 """
 
 import gzip
-import logging
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,15 @@ from typing import Any
 
 from asr.config import dump_yaml
 from asr.errors import UserError
-from asr.files import atomic_write, read_id_text, read_json, read_jsonl, write_json, write_text
+from asr.files import (
+    atomic_write,
+    format_id_text,
+    read_id_text,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_text,
+)
 from asr.report.curves import read_curves
 from asr.report.inputs import CURVES
 from asr.stages import Workspace
@@ -22,8 +29,6 @@ from asr.study.config import Run
 from asr.training import CONFIG, SUMMARY
 
 FAILED = "failed.txt"
-
-log = logging.getLogger("asr")
 
 
 class KeptResults:
@@ -54,10 +59,6 @@ class KeptResults:
     def summary(self, run: Run) -> dict[str, Any]:
         """What training says of a finished run."""
         return read_json(self.folder / run.name / SUMMARY)
-
-    def curves(self, run: Run) -> dict[str, Any]:
-        """The finished run's curves, as the report draws them."""
-        return read_json(self.folder / run.name / CURVES)
 
     def texts(self, run: Run, test_set: str) -> dict[str, str]:
         """What the run's model heard, by utterance."""
@@ -110,9 +111,7 @@ class KeptResults:
     def _keep_alike(self, name: str, rows: Mapping[str, str]) -> None:
         path = self.folder / name
         if not path.exists():
-            ordered = sorted(rows.items(), key=lambda row: row[0].encode())
-            text = "".join(f"{utterance} {value}".rstrip() + "\n" for utterance, value in ordered)
-            _pack(path, text.encode())
+            _pack(path, format_id_text(rows.items()).encode())
         elif read_id_text(path) != rows:
             raise UserError(
                 f"{path}: the test set has other utterances now than when the first runs were "

@@ -1,6 +1,5 @@
 """Which point of a system's sweep is the best on dev, and whether it lies on the sweep's edge."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from asr.errors import UserError
@@ -55,15 +54,10 @@ class Sweeps:
         """The settings whose best value is the first or the last one tried."""
         best = self.tuned.get(name, {})
         tried = self.study.config.systems[name].sweep
-        return [key for key, value in best.items() if value in ends_of(tried[key])]
+        return [key for key, value in best.items() if value in (tried[key][0], tried[key][-1])]
 
     def _swept(self, run: Run) -> SweptPoint:
         assert run.point is not None
         failed = self.kept.failed(run)
         wer = None if failed else 100 * self.kept.summary(run)["best_dev_wer"]
         return SweptPoint(run.point, wer)
-
-
-def ends_of(values: Sequence[object]) -> list[object]:
-    """The first and the last value."""
-    return [values[0], values[-1]]

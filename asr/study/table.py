@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asr.report.figures import ABSENT, interval, number, yes_or_no
+from asr.significance import not_worse
 from asr.study.config import StudyConfig, show_point
 from asr.study.summary import BMUF_SPANS, GTC_SPANS
 from asr.study.sweeps import Sweeps
@@ -18,7 +19,7 @@ def format_study(
     rows = content["systems"]
     parts = [
         f"Made by `{command}`.",
-        *_verdict(config, content["verdict"]),
+        *(_sentence(config, row) for row in content["verdict"]),
         "**Word error rates**, %: mean over seeds, with the 95 % interval of the mean (bootstrap "
         "over speakers and seeds; with one seed over speakers alone), and each seed's. The "
         f"relative difference in % is from {config.reference}; *better* is the share of replicas "
@@ -32,10 +33,6 @@ def format_study(
         *_sweeps(config, sweeps),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _verdict(config: StudyConfig, verdict: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [_sentence(config, row) for row in verdict]
 
 
 def _sentence(config: StudyConfig, row: Mapping[str, Any]) -> str:
@@ -81,7 +78,7 @@ def _rate_row(config: StudyConfig, row: Mapping[str, Any], test_sets: Sequence[s
             interval(*(rate["interval"] or (None, None))),
             ", ".join(f"{wer:.2f}" for wer in rate["by_seed"]),
             _relative(one),
-            yes_or_no(shown[1] < config.margin if shown else None),
+            yes_or_no(not_worse(shown, config.margin) if shown else None),
             ABSENT if base is None else f"{100 * base['probability_better']:.1f} %",
         ]
     return [*cells, ", ".join(f"{wer:.2f}" for wer in row["dev_wer"])]
