@@ -66,12 +66,17 @@ def test_totals_agree_on_real_results(tmp_path, hypotheses):
     score = score_files(reference_of(hypotheses), hypotheses)
     write_trn(tmp_path, score, "a")
     found, ours = sums(run("sclite", *SCLITE_TRN, folder=tmp_path)), our_sums(score)
-    # Utterances, words, errors and sentence errors; kinds of error may differ where costs tie.
-    assert [found[i] for i in (0, 1, 6, 7)] == [ours[i] for i in (0, 1, 6, 7)]
+    # Utterances, words and sentence errors; kinds of error may differ where costs tie.
+    assert [found[i] for i in (0, 1, 7)] == [ours[i] for i in (0, 1, 7)]
+    assert_no_better_alignment(found, ours)
+
+
+def assert_no_better_alignment(found, ours):
+    """sclite weighs substitutions 4 and the others 3: it may count an error more, in a thousand."""
+    assert 0 <= found[6] - ours[6] <= 0.001 * ours[6]
 
 
 def test_sclite_finds_no_better_alignment(tmp_path):
-    """It weighs substitutions 4 and the others 3, so that it may count an error more."""
     generator = random.Random(1)
     words = [f"w{i}" for i in range(30)]
     references, hypotheses = {}, {}
@@ -83,7 +88,7 @@ def test_sclite_finds_no_better_alignment(tmp_path):
     write_trn(tmp_path, score, "a")
     found, ours = sums(run("sclite", *SCLITE_TRN, folder=tmp_path)), our_sums(score)
     assert found[:2] == ours[:2] and found[7] == ours[7]
-    assert 0 <= found[6] - ours[6] < 0.001 * ours[6]
+    assert_no_better_alignment(found, ours)
 
 
 def test_matched_pairs_agree_on_real_results(tmp_path):
