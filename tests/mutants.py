@@ -1,7 +1,8 @@
 """Wrong formulas, one line each, and whether the tests notice: ``python tests/mutants.py``.
 
-Each mutant changes one place of ``tiered_dist`` in a copy of the tree and runs the tests named
-beside it until one fails. A mutant that survives is printed, and makes the exit status 1.
+Each mutant changes one place of ``tiered_dist`` or ``asr`` in a copy of the tree and runs the
+tests named beside it until one fails. A mutant that survives is printed, and makes the exit
+status 1.
 """
 
 import argparse
@@ -19,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CODEC, SINGLE = "test_codec.py", "test_trainer_single.py"
 FILTER, THRESHOLD, ENTRIES = "test_block_filter.py", "test_threshold.py", "test_entries.py"
 HOSTS, CHECKPOINTS = "test_host_level.py", "test_checkpoints.py"
+MODEL, COSTS = "test_cost_model.py", "test_costs.py"
+STUDY, SIGNIFICANCE = "test_study.py", "test_significance.py"
 RANKS, GTC_RANKS, OUTER_RANKS = "test_trainer_ranks.py", "test_gtc_ranks.py", "test_outer_ranks.py"
 
 
@@ -34,102 +37,240 @@ class Mutant:
 
 MUTANTS = [
     # codec
-    Mutant("codec.py", "(values.abs() / tau).floor()", "(values.abs() / tau).round()", (CODEC,)),
-    Mutant("codec.py", "clamp(max=max_quanta) * values.sign()", "clamp(max=max_quanta)", (CODEC,)),
-    Mutant("codec.py", "-= taus * quanta", "-= taus * quanta.sign()", (CODEC,)),
-    Mutant("codec.py", "ahead = magnitude.roll(-first)", "ahead = magnitude.roll(first)", (CODEC,)),
-    Mutant("codec.py", "(capacity - ahead)", "(capacity + 1 - ahead)", (CODEC,)),
-    Mutant("codec.py", "scratch[positions] = 0", "pass", (CODEC,)),
-    Mutant("native.c", "fabsf(value) >= tau", "fabsf(value) > tau", ("test_native.py",)),
-    Mutant("entries.py", "halves - (1 << 16)", "halves - (1 << 15)", (ENTRIES,)),
-    Mutant("entries.py", "1 - ((entries & 1) << 1)", "((entries & 1) << 1) - 1", (ENTRIES,)),
-    # weighting and scales
-    Mutant("gtc.py", "weight = samples / self._reference", "weight = 1.0", (SINGLE, RANKS)),
-    Mutant("gtc.py", "max(received.samples, self._reference)", "received.samples", (SINGLE,)),
-    Mutant("gtc.py", "self._reference / weight if", "1 / weight if", (SINGLE, RANKS)),
-    Mutant("gtc.py", "clip * math.sqrt(exchange.size)", "clip * exchange.size", (RANKS,)),
     Mutant(
-        "gtc.py", "received.exact.sum(dim=0) * scale", "received.exact.sum(dim=0)", (GTC_RANKS,)
+        "tiered_dist/codec.py",
+        "(values.abs() / tau).floor()",
+        "(values.abs() / tau).round()",
+        (CODEC,),
     ),
-    Mutant("gtc.py", "residual[self._exact] = 0", "pass", (GTC_RANKS,)),
     Mutant(
-        "gtc.py",
+        "tiered_dist/codec.py",
+        "clamp(max=max_quanta) * values.sign()",
+        "clamp(max=max_quanta)",
+        (CODEC,),
+    ),
+    Mutant("tiered_dist/codec.py", "-= taus * quanta", "-= taus * quanta.sign()", (CODEC,)),
+    Mutant(
+        "tiered_dist/codec.py",
+        "ahead = magnitude.roll(-first)",
+        "ahead = magnitude.roll(first)",
+        (CODEC,),
+    ),
+    Mutant("tiered_dist/codec.py", "(capacity - ahead)", "(capacity + 1 - ahead)", (CODEC,)),
+    Mutant("tiered_dist/codec.py", "scratch[positions] = 0", "pass", (CODEC,)),
+    Mutant(
+        "tiered_dist/native.c", "fabsf(value) >= tau", "fabsf(value) > tau", ("test_native.py",)
+    ),
+    Mutant("tiered_dist/entries.py", "halves - (1 << 16)", "halves - (1 << 15)", (ENTRIES,)),
+    Mutant(
+        "tiered_dist/entries.py", "1 - ((entries & 1) << 1)", "((entries & 1) << 1) - 1", (ENTRIES,)
+    ),
+    # weighting and scales
+    Mutant(
+        "tiered_dist/gtc.py", "weight = samples / self._reference", "weight = 1.0", (SINGLE, RANKS)
+    ),
+    Mutant(
+        "tiered_dist/gtc.py",
+        "max(received.samples, self._reference)",
+        "received.samples",
+        (SINGLE,),
+    ),
+    Mutant("tiered_dist/gtc.py", "self._reference / weight if", "1 / weight if", (SINGLE, RANKS)),
+    Mutant(
+        "tiered_dist/gtc.py", "clip * math.sqrt(exchange.size)", "clip * exchange.size", (RANKS,)
+    ),
+    Mutant(
+        "tiered_dist/gtc.py",
+        "received.exact.sum(dim=0) * scale",
+        "received.exact.sum(dim=0)",
+        (GTC_RANKS,),
+    ),
+    Mutant("tiered_dist/gtc.py", "residual[self._exact] = 0", "pass", (GTC_RANKS,)),
+    Mutant(
+        "tiered_dist/gtc.py",
         "if samples:\n                self._residual.zero_()",
         "if True:\n                self._residual.zero_()",
         (GTC_RANKS,),
     ),
     Mutant(
-        "gtc.py", "self._velocity[passed[sent != 0]] = 0", "self._velocity[passed] *= 1", (SINGLE,)
+        "tiered_dist/gtc.py",
+        "self._velocity[passed[sent != 0]] = 0",
+        "self._velocity[passed] *= 1",
+        (SINGLE,),
     ),
-    Mutant("gtc.py", "add_(self._velocity, alpha=momentum)", "add_(self._velocity)", (SINGLE,)),
     Mutant(
-        "inner.py",
+        "tiered_dist/gtc.py",
+        "add_(self._velocity, alpha=momentum)",
+        "add_(self._velocity)",
+        (SINGLE,),
+    ),
+    Mutant(
+        "tiered_dist/inner.py",
         "gradient.mul_(samples / counts[0] if",
         "gradient.mul_(1 / counts[0] if",
         (RANKS,),
     ),
     Mutant(
-        "inner.py", "gradient.mul_(bound / norm)", "gradient.mul_(norm / bound)", (SINGLE, RANKS)
+        "tiered_dist/inner.py",
+        "gradient.mul_(bound / norm)",
+        "gradient.mul_(norm / bound)",
+        (SINGLE, RANKS),
     ),
     # controller
-    Mutant("threshold.py", "density.double() / target", "target / density.double()", (THRESHOLD,)),
-    Mutant("threshold.py", "(target / following) **", "(following / target) **", (THRESHOLD,)),
-    Mutant("threshold.py", "numel() - kept + 1", "numel() - kept", (THRESHOLD, SINGLE)),
-    Mutant("gtc.py", "wanted.sum(dim=1).max()", "wanted.sum(dim=1).min() // 9", (SINGLE,)),
-    # filter
-    Mutant("block_filter.py", "self.momentum * self.update if", "self.update if", (FILTER,)),
-    Mutant("block_filter.py", "alpha=self.learning_rate", "alpha=1.0", (FILTER,)),
     Mutant(
-        "block_filter.py", "self.model.add_(self.update)", "self.model.add_(mean_move)", (FILTER,)
+        "tiered_dist/threshold.py",
+        "density.double() / target",
+        "target / density.double()",
+        (THRESHOLD,),
     ),
-    Mutant("outer.py", "1 - 1 / subgroups", "1 / subgroups", (FILTER, RANKS)),
-    Mutant("outer.py", "samples / samples_of_all if", "1 / topology.outer.size if", (RANKS,)),
-    Mutant("outer.py", "min(topology.inner.index, shards - 1)", "0", (RANKS,)),
     Mutant(
-        "outer.py",
+        "tiered_dist/threshold.py",
+        "(target / following) **",
+        "(following / target) **",
+        (THRESHOLD,),
+    ),
+    Mutant("tiered_dist/threshold.py", "numel() - kept + 1", "numel() - kept", (THRESHOLD, SINGLE)),
+    Mutant(
+        "tiered_dist/gtc.py", "wanted.sum(dim=1).max()", "wanted.sum(dim=1).min() // 9", (SINGLE,)
+    ),
+    # filter
+    Mutant(
+        "tiered_dist/block_filter.py", "self.momentum * self.update if", "self.update if", (FILTER,)
+    ),
+    Mutant("tiered_dist/block_filter.py", "alpha=self.learning_rate", "alpha=1.0", (FILTER,)),
+    Mutant(
+        "tiered_dist/block_filter.py",
+        "self.model.add_(self.update)",
+        "self.model.add_(mean_move)",
+        (FILTER,),
+    ),
+    Mutant("tiered_dist/outer.py", "1 - 1 / subgroups", "1 / subgroups", (FILTER, RANKS)),
+    Mutant(
+        "tiered_dist/outer.py",
+        "samples / samples_of_all if",
+        "1 / topology.outer.size if",
+        (RANKS,),
+    ),
+    Mutant("tiered_dist/outer.py", "min(topology.inner.index, shards - 1)", "0", (RANKS,)),
+    Mutant(
+        "tiered_dist/outer.py",
         "self.block_samples * steps / samples",
         "self.block_samples / samples",
         (OUTER_RANKS,),
     ),
-    Mutant("outer.py", "(buffer - first) / world.size", "(buffer - first)", (OUTER_RANKS,)),
+    Mutant(
+        "tiered_dist/outer.py", "(buffer - first) / world.size", "(buffer - first)", (OUTER_RANKS,)
+    ),
     # the step, and resuming
     Mutant(
-        "trainer.py", "        samples = 0.0\n        step", "        pass\n        step", (RANKS,)
+        "tiered_dist/trainer.py",
+        "        samples = 0.0\n        step",
+        "        pass\n        step",
+        (RANKS,),
     ),
     Mutant(
-        "trainer.py", "write_parameters(model, self._layout, self._filter.model)", "pass", (SINGLE,)
+        "tiered_dist/trainer.py",
+        "write_parameters(model, self._layout, self._filter.model)",
+        "pass",
+        (SINGLE,),
     ),
     Mutant(
-        "trainer.py",
+        "tiered_dist/trainer.py",
         "self._filter.update)\n\n    def _load_buffers",
         "self._filter.model)\n\n    def _load_buffers",
         (CHECKPOINTS,),
     ),
     Mutant(
-        "trainer.py",
+        "tiered_dist/trainer.py",
         'self._block_start = shared["block_start"]',
         'self._block_start = shared["steps"]',
         (CHECKPOINTS,),
     ),
-    Mutant("gtc.py", 'self._residual = self._flat(rank.get("residual"))', "pass", (CHECKPOINTS,)),
     Mutant(
-        "gtc.py",
+        "tiered_dist/gtc.py",
+        'self._residual = self._flat(rank.get("residual"))',
+        "pass",
+        (CHECKPOINTS,),
+    ),
+    Mutant(
+        "tiered_dist/gtc.py",
         'self._capacity = subgroup.get("capacity", 0)',
         "self._capacity = 300",
         (SINGLE,),
     ),
-    Mutant("layout.py", "holders[name][first:end] += 1", "pass", (CHECKPOINTS, HOSTS)),
+    Mutant("tiered_dist/layout.py", "holders[name][first:end] += 1", "pass", (CHECKPOINTS, HOSTS)),
     # two levels of tier 1
-    Mutant("host_level.py", "totals.samples if finite", "local.samples if finite", (HOSTS,)),
-    Mutant("host_level.py", "math.sqrt(between.size)", "1.0", (HOSTS,)),
-    Mutant("host_level.py", "self._slot * host.index", "0", (HOSTS,)),
-    Mutant("layout.py", "stop - start)", "stop)", (HOSTS,)),
-    Mutant("topology.py", "hosts[rank] == name)", "True)", (HOSTS,)),
+    Mutant(
+        "tiered_dist/host_level.py", "totals.samples if finite", "local.samples if finite", (HOSTS,)
+    ),
+    Mutant("tiered_dist/host_level.py", "math.sqrt(between.size)", "1.0", (HOSTS,)),
+    Mutant("tiered_dist/host_level.py", "self._slot * host.index", "0", (HOSTS,)),
+    Mutant("tiered_dist/layout.py", "stop - start)", "stop)", (HOSTS,)),
+    Mutant("tiered_dist/topology.py", "hosts[rank] == name)", "True)", (HOSTS,)),
     # decoding in C
-    Mutant("native.c", "1 - ((half & 1) << 1)", "1", ("test_native.py",)),
-    Mutant("native.c", "(at->stretch << 15)", "(at->stretch << 16)", ("test_native.py",)),
-    Mutant("native.c", "scratch[position] = 0;", ";", ("test_native.py",)),
-    Mutant("native.c", "position >= ends[parameter]", "0", ("test_native.py",)),
+    Mutant("tiered_dist/native.c", "1 - ((half & 1) << 1)", "1", ("test_native.py",)),
+    Mutant(
+        "tiered_dist/native.c", "(at->stretch << 15)", "(at->stretch << 16)", ("test_native.py",)
+    ),
+    Mutant("tiered_dist/native.c", "scratch[position] = 0;", ";", ("test_native.py",)),
+    Mutant("tiered_dist/native.c", "position >= ends[parameter]", "0", ("test_native.py",)),
+    # how long it will take
+    Mutant(
+        "tiered_dist/cost_model.py",
+        "bits = case.machine, 8 * traffic",
+        "bits = case.machine, traffic",
+        (MODEL,),
+    ),
+    Mutant(
+        "tiered_dist/cost_model.py",
+        "self.block_waiting / math.sqrt(block_steps)",
+        "self.block_waiting / block_steps",
+        (MODEL,),
+    ),
+    Mutant("tiered_dist/cost_model.py", "(1 - case.tail) * exchange", "exchange", (MODEL,)),
+    Mutant(
+        "tiered_dist/cost_model.py",
+        "traffic.entries * len(traffic.groups[0])",
+        "traffic.entries",
+        (MODEL,),
+    ),
+    Mutant(
+        "tiered_dist/cost_model.py",
+        "wait * subgroup_deviation * _deviation",
+        "wait * _deviation",
+        (MODEL,),
+    ),
+    Mutant(
+        "tiered_dist/cost_model.py", "x.min() >= 0 and error < least", "error < least", (MODEL,)
+    ),
+    Mutant("tiered_dist/cost_model.py", "np.diff(below**number)", "np.diff(below)", (MODEL,)),
+    Mutant("tiered_dist/costs.py", "return 2 * (size - 1)", "return 2 * size", (MODEL, COSTS)),
+    Mutant(
+        "tiered_dist/costs.py",
+        "len(world.subgroups) * (total + optimizer_state)",
+        "(total + optimizer_state)",
+        (COSTS,),
+    ),
+    # what is said of error rates
+    Mutant(
+        "asr/significance.py",
+        "generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(sums))",
+        "np.ones((len(sums), seeds))",
+        (STUDY,),
+    ),
+    Mutant("asr/significance.py", "            first += seeds\n", "", (STUDY,)),
+    Mutant(
+        "asr/significance.py",
+        "mine.sum() / len(mine) - theirs",
+        "mine.sum() - theirs",
+        (STUDY,),
+    ),
+    Mutant(
+        "asr/significance.py",
+        "relative_interval.high < margin",
+        "relative_interval.low < margin",
+        (SIGNIFICANCE,),
+    ),
 ]
 
 
@@ -152,11 +293,11 @@ def main() -> int:
 def first_failure(mutant: Mutant) -> str | None:
     """The test that fails with the mutant, or None."""
     with tempfile.TemporaryDirectory() as folder:
-        for part in ("tiered_dist", "asr", "tests", "pyproject.toml"):
+        for part in ("tiered_dist", "asr", "recipes", "tests", "pyproject.toml"):
             source = ROOT / part
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, Path(folder, part))
-        apply(mutant, Path(folder, "tiered_dist"))
+        apply(mutant, Path(folder))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         result = subprocess.run(
             [*command, *(f"tests/{test}" for test in mutant.tests)],
@@ -173,9 +314,9 @@ def first_failure(mutant: Mutant) -> str | None:
     raise RuntimeError(f"pytest could not run for {mutant}:\n{result.stdout}{result.stderr}")
 
 
-def apply(mutant: Mutant, package: Path) -> None:
+def apply(mutant: Mutant, tree: Path) -> None:
     """Change the file; ValueError unless it has the place once."""
-    path = package / mutant.file
+    path = tree / mutant.file
     text = path.read_text()
     if text.count(mutant.old) != 1 or mutant.old == mutant.new:
         raise ValueError(f"{mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")

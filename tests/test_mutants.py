@@ -6,12 +6,13 @@ from pathlib import Path
 import mutants
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "tiered_dist"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.old[:40])
 def test_every_mutant_finds_its_place(mutant, tmp_path):
-    shutil.copy(PACKAGE / mutant.file, tmp_path)
+    (tmp_path / mutant.file).parent.mkdir()
+    shutil.copy(ROOT / mutant.file, tmp_path / mutant.file)
     mutants.apply(mutant, tmp_path)
-    assert (tmp_path / mutant.file).read_text() != (PACKAGE / mutant.file).read_text()
+    assert (tmp_path / mutant.file).read_text() != (ROOT / mutant.file).read_text()
     assert all((Path(__file__).parent / test).exists() for test in mutant.tests)
