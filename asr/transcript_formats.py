@@ -67,6 +67,11 @@ def read_transcripts(path: Path, side: Side = "hyp") -> dict[str, str]:
     delimiter = _delimiter(first)
     if delimiter:
         return _unique(path, _csv_rows(path, lines, delimiter, side))
+    if first and path.suffix == ".csv":  # as Kaldi's text its ids would be "u1,first"
+        raise UserError(
+            f"{path}:1: names no columns; put a first line there, such as id,text (ids: "
+            f"{', '.join(ID_NAMES)}; texts: {', '.join(TEXT_NAMES[side])})"
+        )
     if _is_trn(lines):
         return _unique(path, _trn_rows(path, lines))
     return parse_id_text(path, lines)

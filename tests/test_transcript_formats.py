@@ -107,6 +107,14 @@ def test_a_column_without_a_name_is_passed_over(tmp_path):
     assert read_transcripts(tmp_path / "hyp.csv") == {"u1": "a b", "u2": "c"}
 
 
+def test_a_csv_without_a_header_is_not_taken_for_kaldi_text(tmp_path):
+    (tmp_path / "hyp.csv").write_text("u1,hello world\nu2,a\n")
+    with pytest.raises(UserError, match=r"hyp\.csv:1: names no columns; .* id,text"):
+        read_transcripts(tmp_path / "hyp.csv")
+    (tmp_path / "hyp.csv").write_text("")
+    assert read_transcripts(tmp_path / "hyp.csv") == {}
+
+
 def touch(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
