@@ -19,7 +19,7 @@ from asr.config import dump_yaml
 from asr.data import UtteranceSet
 from asr.decode import recognise
 from asr.errors import UserError
-from asr.evaluated_models import MODELS, choose, evaluated_models
+from asr.evaluated_models import MODELS, EvaluatedModel, choose, evaluated_models
 from asr.files import read_json, read_jsonl, write_json, write_text
 from asr.model import AcousticModel, load_model, save_model
 from asr.stages import StageResult, Workspace, run_stage
@@ -55,8 +55,11 @@ def run(workspace: Workspace, system: str, last: int | None, best: int | None) -
     if number < 1:
         raise UserError(f"--{config.kind} {number}: at least 1")
 
+    workspace.require(f"train/{system}")
+    chosen = _choose(workspace, config)  # before a folder is begun
+
     def build(directory: Path) -> StageResult:
-        return _build(workspace, config, directory)
+        return _build(workspace, config, chosen, directory)
 
     inputs = [f"train/{system}", "features", "tokens"]
     run_stage(workspace, f"train/{config.name}", config, inputs, build)
@@ -70,16 +73,23 @@ def mean_weights(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def _build(workspace: Workspace, config: AverageConfig, directory: Path) -> StageResult:
-    parent = workspace.directory(f"train/{config.system}")
-    kept = evaluated_models(parent / MODELS)
+def _choose(workspace: Workspace, config: AverageConfig) -> list[EvaluatedModel]:
+    folder = workspace.directory(f"train/{config.system}") / MODELS
+    kept = evaluated_models(folder)
     is_last = config.kind == "last"
     chosen = choose(kept, config.number if is_last else None, None if is_last else config.number)
     if len(chosen) < config.number:
         raise UserError(
-            f"{parent / MODELS} has {len(kept)} models, not {config.number}; ask for fewer, or "
+            f"{folder} has {len(kept)} models, not {config.number}; ask for fewer, or "
             "train with a larger keep_models and at least as many evaluations"
         )
+    return chosen
+
+
+def _build(
+    workspace: Workspace, config: AverageConfig, chosen: list[EvaluatedModel], directory: Path
+) -> StageResult:
+    parent = workspace.directory(f"train/{config.system}")
     loaded = [load_model(model.path) for model in chosen]
     model, travels_with = loaded[-1]
     model.load_state_dict(mean_weights([one.state_dict() for one, _ in loaded]))

@@ -146,6 +146,9 @@ def write_report(
     report = make_report(results, corpus, config)
     report["curves"] = _curves(results)
     report["commands"] = list(commands)
+    texts = [directory / name for name in REPORTS]
+    # First, without audio: it marks the folder as a report's, which a killed run may begin anew.
+    write_json(texts[1], report)
     found = [
         place
         for row in report["utterances"]
@@ -154,7 +157,6 @@ def write_report(
     links, converted = clips.link_audio(found, directory, config.audio)
     for row in report["utterances"]:
         row["audio"] = links.get(row["id"])
-    texts = [directory / name for name in REPORTS]
     write_text(texts[0], format_report(report))
     write_json(texts[1], report)
     write_text(texts[2], make_page(report))

@@ -199,6 +199,7 @@ def test_an_averaged_system_is_a_system(prepared, monkeypatch, caplog):
         assert (prepared.directory(f"decode/{system}/test-a") / "hyp.txt").exists()
     with pytest.raises(UserError, match=r"plain/models has 3 models, not 4; ask for fewer"):
         average.run(prepared, "plain", last=None, best=4)
+    assert not prepared.directory("train/plain-avg-best4").exists()
     with pytest.raises(UserError, match="--last 0: at least 1"):
         average.run(prepared, "plain", last=0, best=None)
     with pytest.raises(UserError, match="'train/other' has not run yet"):

@@ -1,5 +1,6 @@
 """The content of the report, and that its three forms say the same."""
 
+import contextlib
 import json
 import re
 from html.parser import HTMLParser
@@ -458,6 +459,22 @@ def test_a_report_is_not_written_over_other_files(kaldi, tmp_path, capsys, name)
         if (out / "audio").exists():
             (out / "audio").rmdir()
         assert __main__.main(["compare", str(kaldi), "--out", str(out), "replicas=100"]) == 0
+
+
+def test_a_killed_report_is_written_anew(kaldi, tmp_path, monkeypatch):
+    def killed(utterances, folder, converted):
+        write(folder / "audio", {"0000.wav": "half a clip"})
+        raise KeyboardInterrupt
+
+    words = ["compare", str(kaldi), "--out", str(tmp_path / "out"), "replicas=100"]
+    with monkeypatch.context() as patch:
+        patch.setattr("asr.report.clips.link_audio", killed)
+        with contextlib.suppress(KeyboardInterrupt):
+            __main__.main(words)
+    assert (tmp_path / "out/audio/0000.wav").exists()
+    assert not (tmp_path / "out/report.html").exists()
+    assert __main__.main(words) == 0
+    assert (tmp_path / "out/report.html").exists()
 
 
 def test_systems_are_called_by_what_tells_them_apart(tmp_path):
