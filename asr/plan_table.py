@@ -1,15 +1,10 @@
 """A plan as text: preparation, then all systems side by side."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from asr.estimates import CHECKPOINTS_AT_ONCE, Machines, SystemPlan
-
-if TYPE_CHECKING:
-    from asr.plan import Preparation
+from asr.preparation import Preparation
 
 Row = tuple[str, Callable[[SystemPlan], str]]
 

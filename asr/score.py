@@ -17,103 +17,22 @@ import argparse
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import jiwer
-
-from asr.align import Alignment, ErrorCounts, align, aligned_lines
+from asr.align import Alignment, ErrorCounts, aligned_lines
 from asr.error_tables import counts_by, pair_counts, word_counts
 from asr.errors import UserError
 from asr.files import read_jsonl, write_json, write_text
 from asr.score_files import ops_text, per_spk_text, stm_text, trn_text, words_text
-from asr.score_summary import Rows, describe
+from asr.score_summary import Rows, ScoreConfig, describe
+from asr.scored_texts import Score, ScoredUtterance, score_texts
 from asr.stages import StageResult, Workspace, run_stage
 from asr.systems import finished_systems
 from asr.text import UnsafeText, normalise
 from asr.transcript_formats import read_transcripts
 
 log = logging.getLogger("asr")
-
-
-@dataclasses.dataclass
-class ScoreConfig:
-    """``replicas`` and ``seed`` of the bootstrap; what to list in wer.json.
-
-    That is the ``worst`` utterances, and of the ``frequent`` errors so many of each kind.
-    """
-
-    replicas: int = 10_000
-    seed: int = 0
-    worst: int = 10
-    frequent: int = 50
-
-    def __post_init__(self) -> None:
-        if self.replicas < 100:
-            raise ValueError(f"replicas={self.replicas}: an interval takes 100 or more")
-        for name in ("seed", "worst", "frequent"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoredUtterance:
-    """One utterance: its id, the alignment of its words, and the counts of that alignment."""
-
-    id: str
-    alignment: Alignment
-    counts: ErrorCounts
-
-    @property
-    def reference(self) -> str:
-        """Its normalised reference."""
-        return " ".join(word for word, _ in self.alignment if word is not None)
-
-    @property
-    def hypothesis(self) -> str:
-        """Its normalised hypothesis; "" where that is missing."""
-        return " ".join(word for _, word in self.alignment if word is not None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """Scored utterances, sorted bytewise by id, and the ids that have no hypothesis."""
-
-    utterances: list[ScoredUtterance]
-    missing: list[str]
-
-    @property
-    def total(self) -> ErrorCounts:
-        """Counts over all utterances."""
-        return sum((utterance.counts for utterance in self.utterances), ErrorCounts())
-
-    @property
-    def sentence_errors(self) -> int:
-        """How many utterances have at least one error."""
-        return sum(utterance.counts.errors > 0 for utterance in self.utterances)
-
-    def wer_line(self) -> str:
-        """Kaldi's line, ``%WER 7.31 [ 412 / 5636, 40 ins, 61 del, 311 sub ]``.
-
-        The rate is ``nan`` when there are no reference words.
-        """
-        total = self.total
-        rate = "nan" if total.rate is None else f"{100 * total.rate:.2f}"
-        return (
-            f"%WER {rate} [ {total.errors} / {total.words}, {total.insertions} ins, "
-            f"{total.deletions} del, {total.substitutions} sub ]"
-        )
-
-    def ser_line(self) -> str:
-        """Kaldi's line of sentence errors, ``%SER 33.33 [ 1 / 3 ]``."""
-        errors, utterances = self.sentence_errors, len(self.utterances)
-        return f"%SER {100 * errors / utterances:.2f} [ {errors} / {utterances} ]"
-
-    def worst(self, number: int) -> list[ScoredUtterance]:
-        """The ``number`` utterances with most errors; among equals, those with fewer words."""
-        wrong = [utterance for utterance in self.utterances if utterance.counts.errors]
-        wrong.sort(key=lambda item: (-item.counts.errors, item.counts.words, item.id))
-        return wrong[:number]
 
 
 def run(workspace: Workspace, systems: Sequence[str] | None = None) -> None:
@@ -152,18 +71,6 @@ def score_files(reference: Path, hypothesis: Path) -> Score:
             len(references),
             " ".join(score.missing),
         )
-    return score
-
-
-def score_texts(references: Mapping[str, str], hypotheses: Mapping[str, str]) -> Score:
-    """Align normalised texts by id, and check the totals against jiwer's."""
-    utterances = []
-    for name in sorted(references, key=str.encode):
-        alignment = align(references[name].split(), hypotheses.get(name, "").split())
-        utterances.append(ScoredUtterance(name, alignment, ErrorCounts.of(alignment)))
-    missing = sorted(references.keys() - hypotheses.keys(), key=str.encode)
-    score = Score(utterances, missing)
-    _check_with_jiwer(score, references, hypotheses)
     return score
 
 
@@ -273,27 +180,6 @@ def _normalise_if_safe(word: str) -> str:
         return normalise(word)
     except UnsafeText:
         return word
-
-
-def _check_with_jiwer(
-    score: Score, references: Mapping[str, str], hypotheses: Mapping[str, str]
-) -> None:
-    """Count a second time by other means; raises RuntimeError when the totals differ.
-
-    Only totals can be compared: jiwer settles ties between alignments in another way.
-    """
-    names = list(references)
-    second = jiwer.process_words(
-        [references[name] for name in names], [hypotheses.get(name, "") for name in names]
-    )
-    errors = second.insertions + second.deletions + second.substitutions
-    words = second.hits + second.deletions + second.substitutions
-    total = score.total
-    if (errors, words) != (total.errors, total.words):
-        raise RuntimeError(
-            f"the aligner counts {total.errors} errors in {total.words} words, jiwer {errors} in "
-            f"{words}: one of them has a bug"
-        )
 
 
 def _main(words: Sequence[str] | None = None) -> int:

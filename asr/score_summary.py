@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jiwer
 import numpy as np
@@ -18,16 +18,34 @@ from asr.error_tables import (
     pair_counts,
     word_counts,
 )
+from asr.scored_texts import Score, ScoredUtterance
 from asr.significance import bootstrap_interval
-
-if TYPE_CHECKING:  # asr.score imports this module
-    from asr.score import Score, ScoreConfig, ScoredUtterance
 
 SCHEMA = 1  # of wer.json
 Rows = Mapping[str, Mapping[str, Any]]  # utterance id -> its speaker, corpus and duration
 
 
-def describe(score: "Score", rows: Rows, config: "ScoreConfig") -> dict[str, Any]:
+@dataclasses.dataclass
+class ScoreConfig:
+    """``replicas`` and ``seed`` of the bootstrap; what to list in wer.json.
+
+    That is the ``worst`` utterances, and of the ``frequent`` errors so many of each kind.
+    """
+
+    replicas: int = 10_000
+    seed: int = 0
+    worst: int = 10
+    frequent: int = 50
+
+    def __post_init__(self) -> None:
+        if self.replicas < 100:
+            raise ValueError(f"replicas={self.replicas}: an interval takes 100 or more")
+        for name in ("seed", "worst", "frequent"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: 0 or more")
+
+
+def describe(score: Score, rows: Rows, config: ScoreConfig) -> dict[str, Any]:
     """The content of wer.json, as docs/scoring.md has it; rates are in per cent."""
     pairs = pair_counts(item.alignment for item in score.utterances)
     words = word_counts(pairs)
@@ -55,13 +73,13 @@ def describe(score: "Score", rows: Rows, config: "ScoreConfig") -> dict[str, Any
     }
 
 
-def _describe_by(key: str, score: "Score", rows: Rows) -> dict[str, dict[str, Any]]:
+def _describe_by(key: str, score: Score, rows: Rows) -> dict[str, dict[str, Any]]:
     """Counts by what ``rows`` give as an utterance's speaker, or corpus."""
     groups = counts_by((rows[item.id][key], item.counts) for item in score.utterances)
     return {name: _describe_group(group) for name, group in groups.items()}
 
 
-def _describe_durations(score: "Score", rows: Rows) -> list[dict[str, Any]]:
+def _describe_durations(score: Score, rows: Rows) -> list[dict[str, Any]]:
     """Counts by bin of duration, shortest first, without empty bins; rows may lack durations."""
     bins = counts_by(
         (duration_bin(rows[item.id]["duration"]), item.counts)
@@ -89,7 +107,7 @@ def describe_counts(counts: ErrorCounts) -> dict[str, Any]:
     return {"wer": rate, "errors": counts.errors, **dataclasses.asdict(counts)}
 
 
-def _describe_characters(score: "Score") -> dict[str, Any]:
+def _describe_characters(score: Score) -> dict[str, Any]:
     """Character error rate by jiwer; a space between words is a character."""
     counted = jiwer.process_characters(
         [item.reference for item in score.utterances],
@@ -101,15 +119,13 @@ def _describe_characters(score: "Score") -> dict[str, Any]:
     return {"cer": rate, "errors": errors, "characters": characters}
 
 
-def _describe_utterance(utterance: "ScoredUtterance") -> dict[str, Any]:
+def _describe_utterance(utterance: ScoredUtterance) -> dict[str, Any]:
     reference, hypothesis, operation = aligned_lines(utterance.alignment)
     lines = {"ref": reference, "hyp": hypothesis, "op": operation}
     return {"id": utterance.id, **describe_counts(utterance.counts), **lines}
 
 
-def _interval(
-    score: "Score", config: "ScoreConfig", rows: Rows | None = None
-) -> dict[str, Any] | None:
+def _interval(score: Score, config: ScoreConfig, rows: Rows | None = None) -> dict[str, Any] | None:
     """Bootstrap interval by utterance or, with ``rows``, by speaker; None where there is none."""
     counts = np.array([(item.counts.errors, item.counts.words) for item in score.utterances])
     drawn, groups = "utterances", None

@@ -64,10 +64,14 @@ class Workspace:
         """The directory that stage ``stage`` (say ``features`` or ``train/bmuf``) owns."""
         return self.root / stage
 
+    def has_run(self, stage: str) -> bool:
+        """Whether a stage has ended in this directory, with whatever settings."""
+        return (self.directory(stage) / MARKER).exists()
+
     def require(self, stage: str) -> dict[str, Any]:
         """The marker of a stage that must have run; UserError names the stage when it has not."""
         path = self.directory(stage) / MARKER
-        if not path.exists():
+        if not self.has_run(stage):
             raise UserError(
                 f"stage '{stage}' has not run yet ({path} is missing); run it first: "
                 f"{self.recipe}/run.sh, or python -m asr {stage.partition('/')[0]}"

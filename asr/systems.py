@@ -41,7 +41,7 @@ def finished_systems(workspace: Workspace, verb: str) -> list[str]:
 def _holds(workspace: Workspace, stage: str) -> bool:
     """Whether a stage's marker was made from the inputs of today, and they from theirs."""
     for name, then in workspace.require(stage).get("inputs", {}).items():
-        if not (workspace.directory(name) / MARKER).exists():
+        if not workspace.has_run(name):
             return False
         if digest(workspace.require(name)) != then or not _holds(workspace, name):
             return False

@@ -16,7 +16,8 @@ from speech_helpers import prepare_noise, small_recipe, speech_like
 from asr.errors import UserError
 from asr.estimates import ImaginedUtterances, speed_frames, spread_durations
 from asr.fbank import LogMelFbankConfig
-from asr.plan import PlanConfig, run
+from asr.plan import run
+from asr.plan_config import PlanConfig
 from asr.plan_table import bytes_text
 from asr.preparation_rate import measure_given, measure_made
 from asr.stages import Workspace

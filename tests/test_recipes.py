@@ -11,8 +11,8 @@ from asr.corpora import CorpusConfig
 from asr.decode import DecodeConfig
 from asr.features import FeaturesConfig
 from asr.manifests import ManifestConfig
-from asr.plan import PlanConfig
-from asr.score import ScoreConfig
+from asr.plan_config import PlanConfig
+from asr.score_summary import ScoreConfig
 from asr.tokens import TokensConfig
 from asr.train_config import TrainConfig
 

@@ -21,7 +21,7 @@ from asr.report.inputs import Corpus, Results, of_folders
 from asr.report.plots import draw_all
 from asr.report.text import columns
 from asr.report.verdict import claim
-from asr.score import score_texts
+from asr.scored_texts import score_texts
 from asr.significance import bootstrap_interval, paired_bootstrap
 
 CONFIG = CompareConfig(baseline="old", replicas=500)

@@ -11,7 +11,7 @@ from asr.audio import Utterance
 from asr.compare import write_report
 from asr.report.content import CompareConfig
 from asr.report.inputs import Corpus, Results
-from asr.score import score_texts
+from asr.scored_texts import score_texts
 
 IN_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 EVIL = "<script>alert(1)</script>"

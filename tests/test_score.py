@@ -8,16 +8,17 @@ from pathlib import Path
 import jiwer
 import pytest
 
-from asr import score as score_module
+from asr import scored_texts
 from asr.errors import UserError
 from asr.files import write_id_text, write_json, write_jsonl
 from asr.score import (
     read_alignments,
     run,
     score_files,
-    score_texts,
     write_alignments,
 )
+from asr.score_summary import ScoreConfig
+from asr.scored_texts import score_texts
 from asr.stages import Workspace
 
 
@@ -148,7 +149,7 @@ def test_alignments_read_back_as_written(tmp_path):
 
 def test_a_count_that_jiwer_does_not_confirm_is_an_internal_error(monkeypatch):
     monkeypatch.setattr(
-        score_module.jiwer, "process_words", lambda *_: jiwer_process(["a b"], ["a c"])
+        scored_texts.jiwer, "process_words", lambda *_: jiwer_process(["a b"], ["a c"])
     )
     with pytest.raises(RuntimeError, match="0 errors in 2 words, jiwer 1"):
         score_texts({"u": "a b"}, {"u": "a b"})
@@ -319,4 +320,4 @@ def test_the_command_scores_two_files(tmp_path):
 def test_settings_that_mean_nothing_are_refused():
     for name in ("seed", "worst", "frequent"):
         with pytest.raises(ValueError, match=f"{name}=-1: 0 or more"):
-            score_module.ScoreConfig(**{name: -1})
+            ScoreConfig(**{name: -1})

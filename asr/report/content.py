@@ -13,8 +13,8 @@ from asr.errors import UserError
 from asr.report import breakdown
 from asr.report.inputs import Corpus, Results
 from asr.report.verdict import CAVEAT, verdict
-from asr.score import Score
 from asr.score_summary import describe_counts
+from asr.scored_texts import Score
 from asr.significance import (
     Interval,
     PairedDifference,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asr.score import score_texts
+from asr.scored_texts import score_texts
 from asr.significance import (
     PairedDifference,
     difference_over_seeds,
