@@ -14,18 +14,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from asr.align import total_errors
 from asr.config import dump_yaml
-from asr.data import UtteranceSet
 from asr.decode import recognise
 from asr.errors import UserError
-from asr.evaluated_models import MODELS, EvaluatedModel, choose, evaluated_models
 from asr.files import read_json, read_jsonl, write_json, write_text
 from asr.model import AcousticModel, load_model, save_model
+from asr.scoring.align import total_errors
 from asr.stages import StageResult, Workspace, run_stage
 from asr.tokens import MODEL as TOKEN_MODEL
 from asr.tokens import Tokenizer
-from asr.training import CONFIG, MODEL, SUMMARY, read_config
+from asr.training.data import UtteranceSet
+from asr.training.evaluated_models import MODELS, EvaluatedModel, choose, evaluated_models
+from asr.training.trainer import CONFIG, MODEL, SUMMARY, read_config
 
 log = logging.getLogger("asr")
 

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from asr.beam_search import Beam, BeamSearch
-from asr.data import UtteranceSet, pad
 from asr.errors import UserError
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_id_text
-from asr.frames import stacked_length
+from asr.filterbank.frames import stacked_length
 from asr.language_model import LEXICON, STAGE, LanguageModelConfig, model_path
 from asr.language_model import run as make_language_model
 from asr.model import load_model
+from asr.recognition.beam_search import Beam, BeamSearch
+from asr.recognition.tuning import best_of, grid_of, on_edge, sweep, write_sweep
 from asr.stages import StageResult, Workspace, run_stage
 from asr.systems import WITH_LM, finished_systems
 from asr.tokens import BLANK, Tokenizer
-from asr.tuning import best_of, grid_of, on_edge, sweep, write_sweep
+from asr.training.data import UtteranceSet, pad
 
 log = logging.getLogger("asr")
 Result = TypeVar("Result")

@@ -15,8 +15,8 @@ from typing import Any
 
 from asr.errors import UserError
 from asr.files import atomic_write, sha256, write_json
-from asr.finished_model import CONFIG, FORMAT_VERSION, MODEL, FinishedModel, open_model
-from asr.frames import STACKED_FRAMES
+from asr.filterbank.frames import STACKED_FRAMES
+from asr.recognition.finished_model import CONFIG, FORMAT_VERSION, MODEL, FinishedModel, open_model
 from asr.stages import Workspace
 from asr.tokens import BLANK
 from asr.tokens import MODEL as TOKEN_MODEL
@@ -45,7 +45,7 @@ def export(finished: FinishedModel, out: Path) -> None:
     try:  # nothing but this needs them
         import onnx
 
-        from asr.onnx_graph import difference, to_onnx
+        from asr.recognition.onnx_graph import difference, to_onnx
     except ImportError as error:
         raise UserError(f"{error}; pip install -r requirements.txt") from None
     graph = to_onnx(finished.model)

@@ -14,18 +14,19 @@ from lhotse import Features
 from lhotse.cut import MonoCut
 from tqdm import tqdm
 
-from asr.audio import Utterance
+from asr.audio.utterance import Utterance
 from asr.cluster import SlurmJobs, check_cluster, worker_map
-from asr.cuts import write_cuts
 from asr.errors import UserError
-from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.feature_sources import (
+from asr.files import atomic_write, write_json
+from asr.filterbank.cuts import write_cuts
+from asr.filterbank.fbank import LogMelFbank, LogMelFbankConfig
+from asr.filterbank.sources import (
     STATISTICS,
     AudioPlace,
     ComputedFeaturesReader,
     compute_features,
 )
-from asr.feature_storage import (
+from asr.filterbank.storage import (
     SUFFIXES,
     Extent,
     FlatFeaturesWriter,
@@ -35,7 +36,6 @@ from asr.feature_storage import (
     read_cuts,
     read_features,
 )
-from asr.files import atomic_write, write_json
 from asr.processes import WorkerDied
 from asr.stages import StageResult, Workspace, run_stage
 

@@ -22,16 +22,16 @@ import torch
 import torchaudio
 from torch import Tensor
 
-from asr.data import UtteranceSet
 from asr.decode import check_same, for_each
 from asr.errors import UserError
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_jsonl, write_text
-from asr.finished_model import FinishedModel, open_model
-from asr.frames import STACKED_FRAMES
+from asr.filterbank.frames import STACKED_FRAMES
+from asr.recognition.finished_model import FinishedModel, open_model
+from asr.recognition.word_times import TokenSpan, Word, best_path, token_spans, word_of
 from asr.stages import StageResult, Workspace, run_stage
 from asr.tokens import BLANK, WORD_MARK, ctc_frames_needed
-from asr.word_times import TokenSpan, Word, best_path, token_spans, word_of
+from asr.training.data import UtteranceSet
 
 CTM, SCORES = "words.ctm", "scores.jsonl"
 

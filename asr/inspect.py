@@ -14,9 +14,9 @@ from lhotse.cut import MonoCut
 
 from asr.corpora import open_corpus
 from asr.errors import UserError
-from asr.fbank import LogMelFbankConfig
 from asr.features import STATISTICS
 from asr.files import read_json
+from asr.filterbank.fbank import LogMelFbankConfig
 from asr.listing import (
     Row,
     Summary,

@@ -12,11 +12,11 @@ from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from asr.arpa import write_arpa
 from asr.errors import UserError
 from asr.files import atomic_write, read_json, read_jsonl, read_lines, sha256, write_text
-from asr.kneser_ney import check_pruning, estimate
-from asr.ngrams import BEGIN, END, BackoffModel, fit
+from asr.ngrams.arpa import write_arpa
+from asr.ngrams.kneser_ney import check_pruning, estimate
+from asr.ngrams.model import BEGIN, END, BackoffModel, fit
 from asr.stages import MARKER, StageResult, Workspace, run_stage
 from asr.text import UnsafeText, normalise
 from asr.tokens import UNKNOWN, WORD_MARK, Tokenizer
@@ -59,8 +59,8 @@ def run(workspace: Workspace, config: LanguageModelConfig) -> None:
         return config.text is None or sha256(_own_text(config.text)) == then
 
     own_text = None
-    marker = workspace.directory(STAGE) / MARKER
-    if config.text is not None and not (marker.exists() and fresh(marker.parent)):
+    done = workspace.has_run(STAGE) and fresh(workspace.directory(STAGE))
+    if config.text is not None and not done:
         # Before the stage empties what it made of another text: this one may be no good.
         own_text = _read_own_text(_own_text(config.text))
     run_stage(workspace, STAGE, config, ["corpus", "tokens"], build, fresh)

@@ -20,8 +20,8 @@ import numpy as np
 from lhotse.cut import MonoCut
 
 from asr.errors import UserError
-from asr.feature_storage import opening_from
 from asr.files import read_jsonl
+from asr.filterbank.storage import opening_from
 
 # An unknown id is compared with so many neighbours in the order of ids.
 NEIGHBOURS = 200

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm import tqdm
 
+from asr.audio.validation import REASONS, Rules, Verdict, examine_all
 from asr.cluster import SlurmJobs, check_cluster
 from asr.corpora import Corpus, Utterance, open_corpus
-from asr.cuts import write_cuts
 from asr.errors import UserError
 from asr.files import write_jsonl
+from asr.filterbank.cuts import write_cuts
 from asr.processes import cores
 from asr.stages import StageResult, Workspace, run_stage
 from asr.text import TEXT_VERSION
-from asr.validation import REASONS, Rules, Verdict, examine_all
 
 STAGE = "manifests"
 REJECTED = "rejected.jsonl"

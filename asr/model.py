@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asr.errors import UserError
 from asr.files import atomic_write
-from asr.frames import STACKED_FRAMES, stacked_length
+from asr.filterbank.frames import STACKED_FRAMES, stacked_length
 
 FORMAT_VERSION = 1
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asr.fbank import LogMelFbankConfig
 from asr.files import atomic_write
+from asr.filterbank.fbank import LogMelFbankConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

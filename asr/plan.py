@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from asr.data import UtteranceSet
 from asr.errors import UserError
-from asr.estimates import (
+from asr.features import FeaturesConfig
+from asr.files import write_json
+from asr.manifests import ManifestConfig
+from asr.planning.config import PlanConfig
+from asr.planning.estimates import (
     Data,
     ImaginedUtterances,
     Machines,
@@ -23,15 +26,12 @@ from asr.estimates import (
     speed_frames,
     spread_durations,
 )
-from asr.features import FeaturesConfig
-from asr.files import write_json
-from asr.manifests import ManifestConfig
-from asr.plan_config import PlanConfig
-from asr.plan_table import render
-from asr.preparation import Preparation, prepare, tokens_a_second, train_parts
+from asr.planning.preparation import Preparation, prepare, tokens_a_second, train_parts
+from asr.planning.table import render
 from asr.stages import Workspace
 from asr.tokens import TokensConfig
-from asr.train_config import TrainConfig
+from asr.training.config import TrainConfig
+from asr.training.data import UtteranceSet
 
 
 def run(

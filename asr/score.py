@@ -20,17 +20,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asr.align import Alignment, ErrorCounts, aligned_lines
-from asr.error_tables import counts_by, pair_counts, word_counts
 from asr.errors import UserError
 from asr.files import read_jsonl, write_json, write_text
-from asr.score_files import ops_text, per_spk_text, stm_text, trn_text, words_text
-from asr.score_summary import Rows, ScoreConfig, describe
-from asr.scored_texts import Score, ScoredUtterance, score_texts
+from asr.scoring.align import Alignment, ErrorCounts, aligned_lines
+from asr.scoring.error_tables import counts_by, pair_counts, word_counts
+from asr.scoring.files import ops_text, per_spk_text, stm_text, trn_text, words_text
+from asr.scoring.summary import Rows, ScoreConfig, describe
+from asr.scoring.texts import Score, ScoredUtterance, score_texts
+from asr.scoring.transcript_formats import read_transcripts
 from asr.stages import StageResult, Workspace, run_stage
 from asr.systems import finished_systems
 from asr.text import UnsafeText, normalise
-from asr.transcript_formats import read_transcripts
 
 log = logging.getLogger("asr")
 

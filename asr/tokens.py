@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import sentencepiece
 
-from asr.data import UtteranceSet, index_name
 from asr.errors import UserError
-from asr.feature_storage import feature_rows, read_cuts
 from asr.features import manifest_name
 from asr.files import atomic_write, write_json, write_jsonl
-from asr.frames import stacked_length
+from asr.filterbank.frames import stacked_length
+from asr.filterbank.storage import feature_rows, read_cuts
 from asr.stages import StageResult, Workspace, run_stage
+from asr.training.data import UtteranceSet, index_name
 
 STAGE = "tokens"
 MODEL = "tokens.model"

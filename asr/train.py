@@ -18,8 +18,8 @@ from asr.errors import UserError
 from asr.files import read_json, write_text
 from asr.interruption import listen, listen_no_more
 from asr.stages import StageResult, Workspace, run_stage
-from asr.train_config import TrainConfig
-from asr.training import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
+from asr.training.config import TrainConfig
+from asr.training.trainer import CHECKPOINTS, CONFIG, MODEL, SUMMARY, SystemTrainer
 from tiered_dist import ExchangeError, init_process_group, launched_as_rank, list_checkpoints
 from tiered_dist.launch import spawn_command
 
@@ -119,9 +119,9 @@ def _launch(workspace: Workspace, system: str, config: TrainConfig) -> None:
     directory = workspace.directory(f"train/{system}")
     command = spawn_command(
         workers=config.workers,
-        module="asr.train_rank",
+        module="asr.training.rank",
         arguments=[str(argument) for argument in arguments],
-        preload=["asr.training"],
+        preload=["asr.training.trainer"],
         log_dir=directory / "logs",
     )
     if status := _run(command):

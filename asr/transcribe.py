@@ -15,13 +15,13 @@ from typing import cast
 import numpy as np
 from tqdm import tqdm
 
-from asr.audio_blocks import Channel, file_blocks, pcm_blocks
+from asr.audio.blocks import Channel, file_blocks, pcm_blocks
 from asr.errors import UserError
-from asr.finished_model import FinishedModel, open_model
-from asr.frames import STACKED_FRAMES
+from asr.filterbank.frames import STACKED_FRAMES
+from asr.recognition.finished_model import FinishedModel, open_model
+from asr.recognition.streaming import log_probs_of
+from asr.recognition.word_times import Word, best_path, words_of
 from asr.stages import Workspace
-from asr.streaming import log_probs_of
-from asr.word_times import Word, best_path, words_of
 
 STDIN = "-"
 

@@ -23,17 +23,17 @@ import torch
 from ctc_beam_decoder import build_ctcdecoder
 from torch import Tensor
 
-from asr.align import ErrorCounts, align
-from asr.beam_search import BeamSearch, Weights
-from asr.data import UtteranceSet
 from asr.decode import DecodeConfig, SearchConfig, greedy_search, log_probabilities
 from asr.files import read_jsonl
 from asr.language_model import ARPA, LEXICON, STAGE, ends_words, model_path
 from asr.model import load_model
-from asr.ngrams import UNKNOWN_WORD
+from asr.ngrams.model import UNKNOWN_WORD
+from asr.recognition.beam_search import BeamSearch, Weights
+from asr.recognition.tuning import best_of, grid_of, sweep
+from asr.scoring.align import ErrorCounts, align
 from asr.stages import Workspace
 from asr.tokens import BLANK_PIECE, WORD_MARK, Tokenizer
-from asr.tuning import best_of, grid_of, sweep
+from asr.training.data import UtteranceSet
 
 Search = Callable[[Tensor], str]
 

@@ -34,9 +34,9 @@ import torchaudio
 from lhotse import CutSet, Fbank, FbankConfig, Recording
 from lhotse.features.io import LilcomChunkyWriter, NumpyFilesWriter
 
-from asr.audio import Utterance
-from asr.fbank import LogMelFbank, LogMelFbankConfig, kaldi_options
+from asr.audio.utterance import Utterance
 from asr.features import Task, _run
+from asr.filterbank.fbank import LogMelFbank, LogMelFbankConfig, kaldi_options
 
 CONFIG = LogMelFbankConfig()
 RATE = CONFIG.sampling_rate

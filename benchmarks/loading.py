@@ -34,11 +34,11 @@ import numpy as np
 import torch
 
 from asr.config import dump_yaml
-from asr.data import NO_BATCH, BatchStream, UtteranceSet
-from asr.feature_storage import Extent, FlatFeaturesWriter
+from asr.filterbank.storage import Extent, FlatFeaturesWriter
 from asr.stages import Workspace
-from asr.train_config import TrainConfig
-from asr.training import CONFIG, SystemTrainer
+from asr.training.config import TrainConfig
+from asr.training.data import NO_BATCH, BatchStream, UtteranceSet
+from asr.training.trainer import CONFIG, SystemTrainer
 
 FRAMES_A_SECOND = 100
 

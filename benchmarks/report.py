@@ -19,7 +19,7 @@ from pathlib import Path
 from asr.compare import REPORTS, write_report
 from asr.report.content import CompareConfig
 from asr.report.inputs import Corpus, Results
-from asr.scored_texts import score_texts
+from asr.scoring.texts import score_texts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -20,10 +20,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before numpy
 import jiwer
 import numpy as np
 
-from asr.align import Alignment, ErrorCounts, align
 from asr.files import write_id_text
 from asr.score import score_files
-from asr.significance import bootstrap_interval, mapsswe, paired_bootstrap, segment_pairs
+from asr.scoring.align import Alignment, ErrorCounts, align
+from asr.scoring.significance import bootstrap_interval, mapsswe, paired_bootstrap, segment_pairs
 from asr.text import normalise
 
 WORDS = [f"{first}{second}" for first in "bcdfghjklm" for second in ("an", "in", "on", "un")]

@@ -31,8 +31,8 @@ from lhotse import CutSet, Features, MonoCut
 from lhotse.features.io import LilcomChunkyReader, LilcomChunkyWriter, MemoryRawWriter
 from lhotse.shar import SharWriter
 
-from asr.fbank import LogMelFbank
-from asr.feature_storage import Extent, FlatFeaturesWriter, read_features
+from asr.filterbank.fbank import LogMelFbank
+from asr.filterbank.storage import Extent, FlatFeaturesWriter, read_features
 
 RATE = 16000
 # From an order of utterances to their numbers and features.

@@ -25,10 +25,10 @@ import soundfile
 import torch
 
 from asr.decode import greedy_search
-from asr.fbank import LogMelFbank
-from asr.finished_model import FinishedModel, open_model
+from asr.filterbank.fbank import LogMelFbank
 from asr.model import AcousticModel, load_model, save_model
-from asr.streaming import log_probs_of
+from asr.recognition.finished_model import FinishedModel, open_model
+from asr.recognition.streaming import log_probs_of
 
 SUFFIXES = {".flac", ".wav", ".sph"}
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from asr.data import UtteranceSet
 from asr.decode import log_probabilities
 from asr.files import read_jsonl
-from asr.finished_model import FinishedModel
 from asr.forced_alignment import AlignmentConfig, align_tokens, open_system
+from asr.recognition.finished_model import FinishedModel
 from asr.stages import Workspace
+from asr.training.data import UtteranceSet
 
 SHARES = (0.0, 0.05, 0.2, 0.33)
 

@@ -3,7 +3,7 @@
 import torch
 from speech_helpers import finish_stage
 
-from asr.fbank import LogMelFbankConfig
+from asr.filterbank.fbank import LogMelFbankConfig
 from asr.model import AcousticModel, ModelConfig, save_model
 from asr.tokens import Tokenizer, TokensConfig, train_token_model
 

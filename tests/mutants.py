@@ -253,20 +253,20 @@ MUTANTS = [
     ),
     # what is said of error rates
     Mutant(
-        "asr/significance.py",
+        "asr/scoring/significance.py",
         "generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(sums))",
         "np.ones((len(sums), seeds))",
         (STUDY,),
     ),
-    Mutant("asr/significance.py", "            first += seeds\n", "", (STUDY,)),
+    Mutant("asr/scoring/significance.py", "            first += seeds\n", "", (STUDY,)),
     Mutant(
-        "asr/significance.py",
+        "asr/scoring/significance.py",
         "mine.sum() / len(mine) - theirs",
         "mine.sum() - theirs",
         (STUDY,),
     ),
     Mutant(
-        "asr/significance.py",
+        "asr/scoring/significance.py",
         "relative_interval.high < margin",
         "relative_interval.low < margin",
         (SIGNIFICANCE,),

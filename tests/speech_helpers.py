@@ -15,11 +15,11 @@ import yaml
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 from asr import tokens
-from asr.audio import Utterance
-from asr.cuts import write_cuts
-from asr.fbank import LogMelFbankConfig
-from asr.feature_storage import FlatFeaturesWriter
+from asr.audio.utterance import Utterance
 from asr.features import Part, Task, _with_features, manifest_name
+from asr.filterbank.cuts import write_cuts
+from asr.filterbank.fbank import LogMelFbankConfig
+from asr.filterbank.storage import FlatFeaturesWriter
 from asr.stages import Workspace
 
 RATE = 16000

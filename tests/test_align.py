@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr import align as align_module
-from asr.align import ErrorCounts, align, aligned_lines, count_errors, operations
+from asr.scoring import align as align_module
+from asr.scoring.align import ErrorCounts, align, aligned_lines, count_errors, operations
 
 texts = st.lists(st.sampled_from(["a", "b", "c", "ü", "日本"]), max_size=9)
 

@@ -11,9 +11,9 @@ from speech_helpers import SPLITS, finish_stage, make_cut, small_corpus, small_r
 
 from asr import features, tokens
 from asr.__main__ import main
-from asr.cuts import write_cuts
-from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.feature_storage import load_cuts
+from asr.filterbank.cuts import write_cuts
+from asr.filterbank.fbank import LogMelFbank, LogMelFbankConfig
+from asr.filterbank.storage import load_cuts
 from asr.listing import cut_of, nearest, read_rows
 from asr.pictures import mel_centres
 from asr.stages import Workspace

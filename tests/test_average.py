@@ -7,18 +7,19 @@ import pytest
 import torch
 from speech_helpers import prepare_noise, small_recipe
 
-from asr import average, decode, training
+from asr import average, decode
 from asr.__main__ import main
 from asr.config import dump_yaml
-from asr.ema import WeightAverage
 from asr.errors import Stopped, UserError
-from asr.evaluated_models import choose, evaluated_models, forget_after, keep_model
 from asr.files import read_json
 from asr.model import AcousticModel, ModelConfig, load_model
 from asr.stages import Workspace
 from asr.train import _run_stage
-from asr.train_config import OuterConfig, TrainConfig
-from asr.training import SystemTrainer
+from asr.training import trainer as training
+from asr.training.config import OuterConfig, TrainConfig
+from asr.training.ema import WeightAverage
+from asr.training.evaluated_models import choose, evaluated_models, forget_after, keep_model
+from asr.training.trainer import SystemTrainer
 
 SMALL = ModelConfig(layers=1, hidden=8)
 

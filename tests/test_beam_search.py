@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from asr.align import ErrorCounts
-from asr.arpa import write_arpa
-from asr.beam_search import Beam, BeamSearch, Weights, end_the_last_word, merge_runs
-from asr.kneser_ney import estimate
 from asr.language_model import spell
-from asr.ngrams import BEGIN
+from asr.ngrams.arpa import write_arpa
+from asr.ngrams.kneser_ney import estimate
+from asr.ngrams.model import BEGIN
+from asr.recognition.beam_search import Beam, BeamSearch, Weights, end_the_last_word, merge_runs
+from asr.recognition.tuning import Point, best_of, grid_of, on_edge, sweep, write_sweep
+from asr.scoring.align import ErrorCounts
 from asr.tokens import BLANK, Tokenizer, TokensConfig, train_token_model
-from asr.tuning import Point, best_of, grid_of, on_edge, sweep, write_sweep
 
 WIDE = Beam(size=10_000, tokens=None, threshold=1e5)
 TEXT = ["a b", "ab a", "a b b", "b", "ab", "a b", "call anna", "anna call bob", "call"]

@@ -8,12 +8,12 @@ import soundfile
 
 from asr import manifests
 from asr.__main__ import main
+from asr.audio.validation import Rules, examine
 from asr.corpora import an4, commands, data_dir
 from asr.corpora.trees import SPLITS
 from asr.errors import UserError
-from asr.feature_storage import load_cuts
 from asr.files import read_json, read_jsonl
-from asr.validation import Rules, examine
+from asr.filterbank.storage import load_cuts
 
 
 def sound(path, seconds=0.5, channels=1, **options):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from speech_helpers import made_up_features, workspace, write_features
 
 from asr import tokens
-from asr.augment import SpecAugmentConfig, spec_augment, stable_seed, stretch_mel_axis
 from asr.config import load_config
-from asr.data import NO_BATCH, BatchStream, UtteranceSet, collate, epoch_plan
 from asr.errors import UserError
+from asr.training.augment import SpecAugmentConfig, spec_augment, stable_seed, stretch_mel_axis
+from asr.training.data import NO_BATCH, BatchStream, UtteranceSet, collate, epoch_plan
 
 
 def durations(n, seed=0):

@@ -9,13 +9,13 @@ import torch
 from speech_helpers import RECIPE, finish_stage, small_corpus, workspace
 
 from asr import decode, features, language_model, score, tokens
-from asr.arpa import read_arpa
 from asr.decode import batches_by_length, greedy_search, recognise
 from asr.errors import UserError
 from asr.files import read_id_text, read_json
 from asr.language_model import LanguageModelConfig
 from asr.model import AcousticModel, ModelConfig, load_model, save_model
-from asr.ngrams import fit
+from asr.ngrams.arpa import read_arpa
+from asr.ngrams.model import fit
 
 LETTERS = "_abcdefghijk"  # token id to letter; 0 is the blank
 

@@ -1,5 +1,5 @@
-from asr.align import ErrorCounts, align
-from asr.error_tables import (
+from asr.scoring.align import ErrorCounts, align
+from asr.scoring.error_tables import (
     DURATION_BINS,
     GroupCounts,
     WordCounts,
@@ -10,7 +10,7 @@ from asr.error_tables import (
     pair_counts,
     word_counts,
 )
-from asr.score_files import ops_text, per_spk_text, stm_text, trn_text, words_text
+from asr.scoring.files import ops_text, per_spk_text, stm_text, trn_text, words_text
 
 TEXTS = [("the cat sat", "the bat sat"), ("the cat", "the the cat"), ("a cat", "bat"), ("", "uh")]
 ALIGNMENTS = [align(reference.split(), hypothesis.split()) for reference, hypothesis in TEXTS]

@@ -11,10 +11,10 @@ from model_helpers import write_system
 from asr.__main__ import main
 from asr.errors import UserError
 from asr.export import export
-from asr.fbank import LogMelFbankConfig
 from asr.files import read_json, sha256
-from asr.finished_model import open_model
-from asr.onnx_graph import difference, to_onnx
+from asr.filterbank.fbank import LogMelFbankConfig
+from asr.recognition.finished_model import open_model
+from asr.recognition.onnx_graph import difference, to_onnx
 from asr.tokens import TokensConfig, train_token_model
 
 

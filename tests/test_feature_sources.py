@@ -8,11 +8,11 @@ import pytest
 from speech_helpers import SPLITS, small_corpus, workspace
 
 from asr import features, tokens
-from asr.audio import Utterance
-from asr.data import UtteranceSet
+from asr.audio.utterance import Utterance
 from asr.errors import UserError
-from asr.feature_sources import AudioPlace, _audio_arrays, source_of
-from asr.feature_storage import load_cuts
+from asr.filterbank.sources import AudioPlace, _audio_arrays, source_of
+from asr.filterbank.storage import load_cuts
+from asr.training.data import UtteranceSet
 
 SPEEDS = "speeds=[0.9, 1.0, 1.1]"
 ALL_SPLITS = [SPLITS["train"], SPLITS["dev"], *SPLITS["tests"]]
@@ -97,6 +97,6 @@ def test_what_audio_features_are_computed_from_is_kept_as_arrays(tmp_path, monke
     ]
     source = source_of(_audio_arrays(wanted), tmp_path / "features")
     assert source.frames.tolist() == [12, 7, 3]
-    monkeypatch.setattr("asr.feature_sources._computed", lambda place, *rest: place)
+    monkeypatch.setattr("asr.filterbank.sources._computed", lambda place, *rest: place)
     assert [source.load(index) for index in range(3)] == wanted
     assert len(source.arrays["path_ends"]) == 3  # two recordings

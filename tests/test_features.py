@@ -29,19 +29,19 @@ from speech_helpers import (
 )
 
 from asr import features
-from asr.audio import Utterance, read_audio
+from asr.audio.utterance import Utterance, read_audio
 from asr.config import load_config
-from asr.cuts import write_cuts
 from asr.errors import UserError
-from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.feature_storage import (
+from asr.features import STD_FLOOR, FeaturesConfig, Moments, Task
+from asr.filterbank.cuts import write_cuts
+from asr.filterbank.fbank import LogMelFbank, LogMelFbankConfig
+from asr.filterbank.storage import (
     Extent,
     FlatFeaturesReader,
     FlatFeaturesWriter,
     load_cuts,
     read_features,
 )
-from asr.features import STD_FLOOR, FeaturesConfig, Moments, Task
 
 LOG_EPSILON = math.log(torch.finfo(torch.float32).eps)
 

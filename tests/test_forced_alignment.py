@@ -11,12 +11,12 @@ from speech_helpers import RATE, RECIPE, finish_stage, make_cut, workspace, writ
 
 from asr import features, forced_alignment, tokens
 from asr.__main__ import main
-from asr.data import UtteranceSet, collate
 from asr.errors import UserError
 from asr.files import read_json, read_jsonl
 from asr.forced_alignment import AlignmentConfig, align_tokens, ctm_lines, transcript_words
 from asr.model import AcousticModel, ModelConfig, save_model
-from asr.word_times import TokenSpan
+from asr.recognition.word_times import TokenSpan
+from asr.training.data import UtteranceSet, collate
 
 
 def random_log_probs(frames, vocabulary, seed=0):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from asr import audio
-from asr.audio import read_audio
+from asr.audio import utterance as audio
+from asr.audio.utterance import read_audio
+from asr.audio.validation import Rules, examine
 from asr.corpora import Utterance
 from asr.manifests import _to_cut
-from asr.validation import Rules, examine
 
 RATE = 16000
 LENIENT = Rules(RATE, 0.1, 30.0, resample=True, channel="mix", overhang_seconds=0.05)

@@ -14,8 +14,8 @@ from ranks import run_ranks
 from speech_helpers import prepare_noise, small_recipe
 
 from asr import interruption
-from asr.checkpoint_clock import CheckpointClock
 from asr.errors import STOPPED
+from asr.training.checkpoint_clock import CheckpointClock
 from tiered_dist import Topology, list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,10 +3,10 @@ import random
 import kenlm
 import pytest
 
-from asr.arpa import read_arpa, write_arpa
 from asr.errors import UserError
-from asr.kneser_ney import FALLBACK_DISCOUNTS, discounts, estimate
-from asr.ngrams import BEGIN, END, BackoffModel, fit
+from asr.ngrams.arpa import read_arpa, write_arpa
+from asr.ngrams.kneser_ney import FALLBACK_DISCOUNTS, discounts, estimate
+from asr.ngrams.model import BEGIN, END, BackoffModel, fit
 
 
 def made_text(sentences=400, words=30, seed=1):

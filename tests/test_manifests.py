@@ -9,11 +9,11 @@ import soundfile
 
 from asr import manifests
 from asr.__main__ import main
+from asr.audio.validation import REASONS, Rules, examine_all
+from asr.audio.validation import examine as examine_together
 from asr.corpora import CorpusConfig, Splits, Utterance
 from asr.errors import UserError
 from asr.manifests import ManifestConfig
-from asr.validation import REASONS, Rules, examine_all
-from asr.validation import examine as examine_together
 
 RULES = Rules(sample_rate=16000, min_seconds=0.1, max_seconds=30.0)
 CONTAINERS = {

@@ -24,8 +24,8 @@ from asr.__main__ import main
 from asr.config import load_config
 from asr.corpora import CorpusConfig
 from asr.errors import UserError
-from asr.feature_storage import load_cuts
 from asr.files import read_json, read_jsonl
+from asr.filterbank.storage import load_cuts
 
 # ---- Several parts, through the stages -----------------------------------------------------
 

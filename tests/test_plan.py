@@ -13,15 +13,15 @@ import soundfile
 import yaml
 from speech_helpers import prepare_noise, small_recipe, speech_like
 
+from asr.audio.validation import Rules
 from asr.errors import UserError
-from asr.estimates import ImaginedUtterances, speed_frames, spread_durations
-from asr.fbank import LogMelFbankConfig
+from asr.filterbank.fbank import LogMelFbankConfig
 from asr.plan import run
-from asr.plan_config import PlanConfig
-from asr.plan_table import bytes_text
-from asr.preparation_rate import measure_given, measure_made
+from asr.planning.config import PlanConfig
+from asr.planning.estimates import ImaginedUtterances, speed_frames, spread_durations
+from asr.planning.preparation_rate import measure_given, measure_made
+from asr.planning.table import bytes_text
 from asr.stages import Workspace
-from asr.validation import Rules
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {

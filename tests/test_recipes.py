@@ -11,10 +11,10 @@ from asr.corpora import CorpusConfig
 from asr.decode import DecodeConfig
 from asr.features import FeaturesConfig
 from asr.manifests import ManifestConfig
-from asr.plan_config import PlanConfig
-from asr.score_summary import ScoreConfig
+from asr.planning.config import PlanConfig
+from asr.scoring.summary import ScoreConfig
 from asr.tokens import TokensConfig
-from asr.train_config import TrainConfig
+from asr.training.config import TrainConfig
 
 RECIPES = sorted(path.parent for path in Path(__file__).parents[1].glob("recipes/*/run.sh"))
 STAGES = {

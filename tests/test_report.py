@@ -11,7 +11,6 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from asr import __main__
-from asr.align import align
 from asr.compare import write_report
 from asr.errors import UserError
 from asr.report import breakdown
@@ -21,8 +20,9 @@ from asr.report.inputs import Corpus, Results, of_folders
 from asr.report.plots import draw_all
 from asr.report.text import columns
 from asr.report.verdict import claim
-from asr.scored_texts import score_texts
-from asr.significance import bootstrap_interval, paired_bootstrap
+from asr.scoring.align import align
+from asr.scoring.significance import bootstrap_interval, paired_bootstrap
+from asr.scoring.texts import score_texts
 
 CONFIG = CompareConfig(baseline="old", replicas=500)
 REFERENCES = {f"u{i:02}": text for i, text in enumerate(["one two three", "four five", "six"] * 8)}

@@ -7,11 +7,11 @@ import pytest
 import soundfile
 from browser import CHROMIUM, MISSING, visit
 
-from asr.audio import Utterance
+from asr.audio.utterance import Utterance
 from asr.compare import write_report
 from asr.report.content import CompareConfig
 from asr.report.inputs import Corpus, Results
-from asr.scored_texts import score_texts
+from asr.scoring.texts import score_texts
 
 IN_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 EVIL = "<script>alert(1)</script>"

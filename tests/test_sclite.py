@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from asr.score import score_files
-from asr.score_files import stm_text, trn_text
-from asr.scored_texts import score_texts
-from asr.significance import mapsswe, segment_pairs
+from asr.scoring.files import stm_text, trn_text
+from asr.scoring.significance import mapsswe, segment_pairs
+from asr.scoring.texts import score_texts
 
 TOOLS = f"/usr/lib/sctk/bin:{os.environ.get('PATH', '')}"
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,6 @@ from pathlib import Path
 import jiwer
 import pytest
 
-from asr import scored_texts
 from asr.errors import UserError
 from asr.files import write_id_text, write_json, write_jsonl
 from asr.score import (
@@ -17,8 +16,9 @@ from asr.score import (
     score_files,
     write_alignments,
 )
-from asr.score_summary import ScoreConfig
-from asr.scored_texts import score_texts
+from asr.scoring import texts as scored_texts
+from asr.scoring.summary import ScoreConfig
+from asr.scoring.texts import score_texts
 from asr.stages import Workspace
 
 

@@ -7,8 +7,8 @@ import kaldialign
 import numpy as np
 import pytest
 
-from asr.align import align
-from asr.significance import (
+from asr.scoring.align import align
+from asr.scoring.significance import (
     Interval,
     bootstrap_interval,
     mapsswe,

@@ -7,9 +7,9 @@ from model_helpers import write_system
 from speech_helpers import RATE, speech_like
 
 from asr.decode import greedy_search
-from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.finished_model import open_model
-from asr.streaming import (
+from asr.filterbank.fbank import LogMelFbank, LogMelFbankConfig
+from asr.recognition.finished_model import open_model
+from asr.recognition.streaming import (
     BLOCK_FRAMES,
     CONTEXT_STACKS,
     WINDOW_STACKS,
@@ -18,7 +18,7 @@ from asr.streaming import (
     stream_log_probs,
     window_log_probs,
 )
-from asr.word_times import best_path
+from asr.recognition.word_times import best_path
 
 LENGTHS = [80, 81, 239, 240, 479, 480, 4000, 25 * 160 - 1, 25 * 160, 64160, 100005, 120000]
 
@@ -109,8 +109,8 @@ def test_up_to_a_window_is_heard_whole(tmp_path):
 
 def test_windows_join_without_a_gap(tmp_path, monkeypatch):
     """A model of little memory hears in windows what it hears in one piece."""
-    monkeypatch.setattr("asr.streaming.WINDOW_STACKS", 60)
-    monkeypatch.setattr("asr.streaming.CONTEXT_STACKS", 20)
+    monkeypatch.setattr("asr.recognition.streaming.WINDOW_STACKS", 60)
+    monkeypatch.setattr("asr.recognition.streaming.CONTEXT_STACKS", 20)
     assert WINDOW_STACKS > 2 * CONTEXT_STACKS
     finished = open_model(write_system(tmp_path, bidirectional=True, layers=1))
     with torch.no_grad():

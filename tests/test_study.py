@@ -16,7 +16,7 @@ from speech_helpers import prepare_noise, small_recipe
 from asr import compare
 from asr.errors import UserError
 from asr.files import read_id_text
-from asr.significance import difference_over_seeds, interval_over_seeds
+from asr.scoring.significance import difference_over_seeds, interval_over_seeds
 from asr.stages import Workspace
 from asr.study import run
 from asr.study.config import Study

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from asr.errors import Stopped, UserError
-from asr.schedule import ScheduleConfig
 from asr.train import check_tiers
-from asr.train_config import InnerConfig, OptimizerConfig, OuterConfig, TrainConfig
-from asr.training import SystemTrainer
+from asr.training.config import InnerConfig, OptimizerConfig, OuterConfig, TrainConfig
+from asr.training.schedule import ScheduleConfig
+from asr.training.trainer import SystemTrainer
 from tiered_dist import BMUF, GTC, Dense, DenseInHost, TargetDensity
 
 CONFIG = TrainConfig(

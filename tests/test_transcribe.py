@@ -15,13 +15,13 @@ from model_helpers import write_system
 from speech_helpers import RATE, speech_like
 
 from asr.__main__ import main
-from asr.audio_blocks import file_blocks, pcm_blocks, resampled
-from asr.data import pad
+from asr.audio.blocks import file_blocks, pcm_blocks, resampled
 from asr.decode import greedy_search
 from asr.errors import UserError
-from asr.fbank import LogMelFbank
-from asr.finished_model import open_model
-from asr.streaming import log_probs_of
+from asr.filterbank.fbank import LogMelFbank
+from asr.recognition.finished_model import open_model
+from asr.recognition.streaming import log_probs_of
+from asr.training.data import pad
 
 
 @pytest.fixture

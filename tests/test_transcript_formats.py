@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from asr.errors import UserError
-from asr.transcript_formats import ResultFiles, find_results, read_transcripts
+from asr.scoring.transcript_formats import ResultFiles, find_results, read_transcripts
 
 TEXTS = {"spk1-u1": "hello world", "spk1-u2": "", "spk2-é": "grüße, john's"}
 

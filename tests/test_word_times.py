@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from asr.decode import greedy_search
+from asr.recognition.word_times import TokenSpan, Word, best_path, token_spans, words_of
 from asr.tokens import UNKNOWN, Tokenizer, TokensConfig, train_token_model
-from asr.word_times import TokenSpan, Word, best_path, token_spans, words_of
 
 TEXTS = ["one two three", "four five six", "seven eight nine", "one two four"]
 

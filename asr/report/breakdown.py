@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asr.align import Alignment, Pair, aligned_lines
-from asr.error_tables import WordCounts, counts_by, pair_counts, word_counts
 from asr.report.inputs import Results
-from asr.score_summary import describe_counts
+from asr.scoring.align import Alignment, Pair, aligned_lines
+from asr.scoring.error_tables import WordCounts, counts_by, pair_counts, word_counts
+from asr.scoring.summary import describe_counts
 
 LINE_WIDTH = 120
 LISTED = 10  # ids named where a number alone would not help

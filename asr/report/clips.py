@@ -8,7 +8,7 @@ from urllib.parse import quote
 import numpy as np
 import soundfile
 
-from asr.audio import Utterance, read_audio
+from asr.audio.utterance import Utterance, read_audio
 from asr.errors import UserError
 from asr.files import atomic_write
 
@@ -21,7 +21,7 @@ def find_audio(manifest: Path) -> dict[str, Utterance]:
     if not manifest.exists():
         return {}
     # Imported when needed: Lhotse takes seconds, and other toolkits' results have no manifest.
-    from asr.feature_storage import load_cuts
+    from asr.filterbank.storage import load_cuts
 
     return {cut.id: Utterance.of(cut) for cut in load_cuts(manifest)}
 

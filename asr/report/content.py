@@ -13,9 +13,7 @@ from asr.errors import UserError
 from asr.report import breakdown
 from asr.report.inputs import Corpus, Results
 from asr.report.verdict import CAVEAT, verdict
-from asr.score_summary import describe_counts
-from asr.scored_texts import Score
-from asr.significance import (
+from asr.scoring.significance import (
     Interval,
     PairedDifference,
     bootstrap_interval,
@@ -24,6 +22,8 @@ from asr.significance import (
     paired_bootstrap,
     segment_pairs,
 )
+from asr.scoring.summary import describe_counts
+from asr.scoring.texts import Score
 
 FORMAT_VERSION = 1
 SUMMARY_KEYS = (

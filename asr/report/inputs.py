@@ -10,10 +10,10 @@ from asr.errors import UserError
 from asr.files import read_json, read_jsonl
 from asr.report.clips import find_audio
 from asr.score import score_files
-from asr.scored_texts import Score
+from asr.scoring.texts import Score
+from asr.scoring.transcript_formats import find_results
 from asr.stages import MARKER, Workspace
 from asr.systems import model_of
-from asr.transcript_formats import find_results
 
 log = logging.getLogger("asr")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from asr.config import build_config, nested, read_yaml
 from asr.errors import UserError
-from asr.train_config import TrainConfig
+from asr.training.config import TrainConfig
 
 Point = Mapping[str, Any]
 

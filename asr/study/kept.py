@@ -26,7 +26,7 @@ from asr.report.curves import read_curves
 from asr.report.inputs import CURVES
 from asr.stages import Workspace
 from asr.study.config import Run
-from asr.training import CONFIG, SUMMARY
+from asr.training.trainer import CONFIG, SUMMARY
 
 FAILED = "failed.txt"
 

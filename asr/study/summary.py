@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from asr.scored_texts import score_texts
-from asr.significance import (
+from asr.scoring.significance import (
     PairedDifference,
     difference_over_seeds,
     interval_over_seeds,
     not_worse,
 )
+from asr.scoring.texts import score_texts
 from asr.study.config import Run, StudyConfig
 from asr.study.kept import KeptResults
 

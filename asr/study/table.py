@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asr.report.figures import ABSENT, interval, number, yes_or_no
-from asr.significance import not_worse
+from asr.scoring.significance import not_worse
 from asr.study.config import StudyConfig, show_point
 from asr.study.summary import BMUF_SPANS, GTC_SPANS
 from asr.study.sweeps import Sweeps

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from asr.errors import UserError
 from asr.files import atomic_write, read_lines
-from asr.ngrams import BackoffModel, Ngram
+from asr.ngrams.model import BackoffModel, Ngram
 
 
 def write_arpa(path: Path, model: BackoffModel) -> None:

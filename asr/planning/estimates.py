@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr.data import BatchStream, UtteranceSet
-from asr.frames import STACKED_FRAMES
+from asr.filterbank.frames import STACKED_FRAMES
 from asr.model import AcousticModel, ModelConfig
 from asr.train import tier_failures
-from asr.train_config import OptimizerConfig, TrainConfig
+from asr.training.config import OptimizerConfig, TrainConfig
+from asr.training.data import BatchStream, UtteranceSet
 from tiered_dist import costs
 from tiered_dist.layout import ParameterLayout
 

@@ -1,4 +1,4 @@
-"""What the local launcher runs in every worker: ``python -m asr.train_rank``, one rank."""
+"""What the local launcher runs in every worker: ``python -m asr.training.rank``, one rank."""
 
 import argparse
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asr.errors import UserError
 from asr.stages import Workspace
-from asr.training import SystemTrainer, read_config
+from asr.training.trainer import SystemTrainer, read_config
 from tiered_dist import ExchangeError, init_process_group
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from asr.audio.validation import Rules
 from asr.errors import UserError
 from asr.features import FeaturesConfig
 from asr.manifests import ManifestConfig
-from asr.plan_config import PartConfig, PlanConfig
-from asr.preparation_rate import Rate, measure_given, measure_made
+from asr.planning.config import PartConfig, PlanConfig
+from asr.planning.preparation_rate import Rate, measure_given, measure_made
 from asr.stages import Workspace
 from asr.tokens import TokensConfig
-from asr.validation import Rules
 
 # About what a row takes beside its tokens: manifests are packed (measured on AN4: 39 bytes for a
 # cut, 56 with features), tokens are not (105 and four digits and signs for each token).

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asr.align import GAP, ErrorCounts, Pair
-from asr.error_tables import GroupCounts, WordCounts
+from asr.scoring.align import GAP, ErrorCounts, Pair
+from asr.scoring.error_tables import GroupCounts, WordCounts
 
 _PER_SPEAKER = ("#SENT", "#WORD", "Corr", "Sub", "Ins", "Del", "Err", "S.Err")
 

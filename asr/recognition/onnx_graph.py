@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from asr.errors import UserError
-from asr.frames import STACKED_FRAMES
+from asr.filterbank.frames import STACKED_FRAMES
 from asr.model import AcousticModel
 
 OPSET = 17  # 2022; every runtime of today has it

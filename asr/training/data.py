@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from asr.augment import SpecAugmentConfig, spec_augment, stable_seed
 from asr.errors import UserError
-from asr.feature_sources import FeatureSource, open_features, source_of
 from asr.files import atomic_write, iterate_jsonl
+from asr.filterbank.sources import FeatureSource, open_features, source_of
 from asr.stages import Workspace
+from asr.training.augment import SpecAugmentConfig, spec_augment, stable_seed
 
 # Utterances of durations within this factor of each other are mixed at random. Larger makes
 # batches differ more from epoch to epoch; smaller pads less.

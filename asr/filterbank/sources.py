@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from lhotse.features.io import FeaturesReader, register_reader
 
-from asr.audio import Utterance, read_audio
+from asr.audio.utterance import Utterance, read_audio
 from asr.errors import UserError
-from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.feature_storage import Extent, feature_rows, located, read_features
 from asr.files import read_json
+from asr.filterbank.fbank import LogMelFbank, LogMelFbankConfig
+from asr.filterbank.storage import Extent, feature_rows, located, read_features
 
 STATISTICS = "statistics.json"  # of train, in stage 2's folder
 MIXED = -1

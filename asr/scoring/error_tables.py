@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from asr.align import Alignment, ErrorCounts, Pair
+from asr.scoring.align import Alignment, ErrorCounts, Pair
 
 Group = TypeVar("Group", str, int)
 # Seconds; the last bin has no end.

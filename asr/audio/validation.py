@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 import soundfile
 
+from asr.audio.containers import Fault, check_container
 from asr.cluster import SlurmJobs, worker_map
-from asr.containers import Fault, check_container
 from asr.corpora import Utterance
 from asr.errors import UserError
 from asr.processes import WorkerDied

@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Callable, Sequence
 
-from asr.estimates import CHECKPOINTS_AT_ONCE, Machines, SystemPlan
-from asr.preparation import Preparation
+from asr.planning.estimates import CHECKPOINTS_AT_ONCE, Machines, SystemPlan
+from asr.planning.preparation import Preparation
 
 Row = tuple[str, Callable[[SystemPlan], str]]
 

@@ -12,10 +12,10 @@ import soundfile
 import torch
 import torchaudio
 
-from asr.audio import SEEKS_EXACTLY
-from asr.containers import Fault, check_container
+from asr.audio.containers import Fault, check_container
+from asr.audio.utterance import SEEKS_EXACTLY
+from asr.audio.validation import HIGHEST_RATE, KINDS, LOWEST_RATE, REASONS
 from asr.errors import UserError
-from asr.validation import HIGHEST_RATE, KINDS, LOWEST_RATE, REASONS
 
 log = logging.getLogger("asr")
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.fbank import LhotseFbank, LogMelFbank, LogMelFbankConfig, kaldi_options
-from asr.finished_model import FinishedModel
-from asr.frames import STACKED_FRAMES, stacked_length
+from asr.filterbank.fbank import LhotseFbank, LogMelFbank, LogMelFbankConfig, kaldi_options
+from asr.filterbank.frames import STACKED_FRAMES, stacked_length
 from asr.model import AcousticModel, LstmState
+from asr.recognition.finished_model import FinishedModel
 
 BLOCK_STACKS = 8
 BLOCK_FRAMES = BLOCK_STACKS * STACKED_FRAMES

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from asr.align import ErrorCounts, total_errors
-from asr.beam_search import Weights
 from asr.files import write_text
 from asr.pictures import save_sweep
+from asr.recognition.beam_search import Weights
+from asr.scoring.align import ErrorCounts, total_errors
 
 log = logging.getLogger("asr")
 

@@ -16,7 +16,7 @@ import collections
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from asr.ngrams import BEGIN, END, RESERVED, UNKNOWN_WORD, BackoffModel, Ngram
+from asr.ngrams.model import BEGIN, END, RESERVED, UNKNOWN_WORD, BackoffModel, Ngram
 
 MAX_ORDER = 5
 # What a discount of a count of 1, 2, 3 or more is where the counts of counts give none: the choice

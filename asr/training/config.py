@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 
-from asr.augment import SpecAugmentConfig
 from asr.model import ModelConfig
-from asr.schedule import ScheduleConfig
+from asr.training.augment import SpecAugmentConfig
+from asr.training.schedule import ScheduleConfig
 from tiered_dist import BMUF, GTC, Dense, DenseInHost, TargetDensity
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jiwer
 import numpy as np
 
-from asr.align import ErrorCounts, aligned_lines
-from asr.error_tables import (
+from asr.scoring.align import ErrorCounts, aligned_lines
+from asr.scoring.error_tables import (
     DURATION_BINS,
     GroupCounts,
     confusions,
@@ -18,8 +18,8 @@ from asr.error_tables import (
     pair_counts,
     word_counts,
 )
-from asr.scored_texts import Score, ScoredUtterance
-from asr.significance import bootstrap_interval
+from asr.scoring.significance import bootstrap_interval
+from asr.scoring.texts import Score, ScoredUtterance
 
 SCHEMA = 1  # of wer.json
 Rows = Mapping[str, Mapping[str, Any]]  # utterance id -> its speaker, corpus and duration

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import jiwer
 
-from asr.align import Alignment, ErrorCounts, align
+from asr.scoring.align import Alignment, ErrorCounts, align
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asr.errors import UserError
-from asr.fbank import LogMelFbankConfig
 from asr.files import read_json
+from asr.filterbank.fbank import LogMelFbankConfig
 from asr.model import AcousticModel, load_model
 from asr.tokens import MODEL as TOKEN_MODEL
 from asr.tokens import Tokenizer

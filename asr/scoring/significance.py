@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asr.align import Alignment
+from asr.scoring.align import Alignment
 
 COVERAGE = (2.5, 97.5)  # percentiles: 95 % intervals
 # So many reference words in a row, right in both systems, end a segment; sclite's default too.

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from asr.audio import Utterance as Stretch
-from asr.audio import read_audio
+from asr.audio.utterance import Utterance as Stretch
+from asr.audio.utterance import read_audio
+from asr.audio.validation import Rules, Verdict, examine
 from asr.corpora import AUDIO_SUFFIXES, Utterance
 from asr.errors import UserError
-from asr.fbank import LogMelFbank, LogMelFbankConfig
-from asr.validation import Rules, Verdict, examine
+from asr.filterbank.fbank import LogMelFbank, LogMelFbankConfig
 
 MADE_FILES, MADE_SECONDS = 8, 12.0
 # Of a folder that is given: enough to measure, in a few seconds.

@@ -11,21 +11,21 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from asr.align import ErrorCounts, total_errors
-from asr.checkpoint_clock import CheckpointClock
 from asr.config import load_config, to_dict
-from asr.data import Batch, BatchStream, UtteranceSet
 from asr.decode import recognise
-from asr.ema import WeightAverage
 from asr.errors import Stopped, UserError
-from asr.evaluated_models import MODELS, forget_after, keep_model
 from asr.features import STATISTICS
 from asr.files import read_json, read_jsonl, write_json
 from asr.interruption import asked_to_stop
 from asr.model import AcousticModel, check_bf16, save_model
+from asr.scoring.align import ErrorCounts, total_errors
 from asr.stages import Workspace
 from asr.tokens import Tokenizer
-from asr.train_config import TrainConfig
+from asr.training.checkpoint_clock import CheckpointClock
+from asr.training.config import TrainConfig
+from asr.training.data import Batch, BatchStream, UtteranceSet
+from asr.training.ema import WeightAverage
+from asr.training.evaluated_models import MODELS, forget_after, keep_model
 from tiered_dist import (
     BlockReport,
     StepReport,

@@ -1,0 +1,1 @@
+"""Audio: what an utterance's samples are, decoded whole or in parts, and what makes it unfit."""

@@ -1,0 +1,1 @@
+"""N-gram language models: their probabilities, estimation, and files."""

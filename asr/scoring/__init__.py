@@ -1,0 +1,1 @@
+"""What scoring is made of: transcripts, their alignment, counts of errors, their uncertainty."""

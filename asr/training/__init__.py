@@ -1,0 +1,1 @@
+"""Training one system: its configuration, its data, and what each rank does."""
