@@ -1,7 +1,7 @@
 """Start N real workers on this machine, cheaply: import once, then fork.
 
     python -m tiered_dist.launch --workers 4 train.py --rate 0.1
-    python -m tiered_dist.launch --workers 128 --preload asr.training.trainer -m asr.training.rank ...
+    python -m tiered_dist.launch --workers 128 --preload my_model -m my_training --rate 0.1
 
 torch and the ``--preload`` modules are imported once, by a process with one thread, and the
 workers are forked from it: they share the imported pages and start in milliseconds. Preload what
