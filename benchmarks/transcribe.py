@@ -1,20 +1,17 @@
 """What ``python -m asr transcribe`` takes for a long file, and whether it hears the same in parts.
 
     PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/transcribe.py FOLDER --model MODEL \\
-        [--minutes 10] [--random-one-way]
+        [--minutes 10]
 
 FOLDER holds audio at the model's rate, anywhere below, which is joined to one FLAC file of
 ``--minutes``; a second of it is another. Each is transcribed by a process of its own, and printed
 is the most memory that each had at a time: what the long file takes more is not the model's. Then
 the long file is heard in one piece, as the decode stage hears an utterance, and what was heard is
-compared. ``--random-one-way`` takes a model of MODEL's size, features and tokens that streams, with
-random weights: where no such model has been trained, that shows all but words that make sense.
+compared.
 """
 
 import argparse
-import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +23,6 @@ import torch
 
 from asr.decode import greedy_search
 from asr.filterbank.fbank import LogMelFbank
-from asr.model import AcousticModel, load_model, save_model
 from asr.recognition.finished_model import FinishedModel, open_model
 from asr.recognition.streaming import log_probs_of
 
@@ -41,15 +37,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--random-one-way", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = arguments.model
-        if arguments.random_one_way:
-            path = random_model(path, Path(folder))
-        finished = open_model(path)
+        finished = open_model(arguments.model)
         samples = join(arguments.folder, 60 * arguments.minutes, finished.fbank.sampling_rate)
-        measure(finished, path, samples, Path(folder))
+        measure(finished, arguments.model, samples, Path(folder))
 
 
 def measure(finished: FinishedModel, model: Path, samples: np.ndarray, folder: Path) -> None:
@@ -110,21 +102,6 @@ def join(folder: Path, seconds: float, rate: int) -> np.ndarray:
         if not parts:
             sys.exit(f"{folder}: no audio there")
     return np.concatenate(parts)[:wanted]
-
-
-def random_model(path: Path, folder: Path) -> Path:
-    """A model file of the size of ``path``'s, with its token model beside it."""
-    finished = open_model(path)
-    old, travels_with = load_model(finished.path)
-    torch.manual_seed(0)
-    config = dataclasses.replace(old.config, bidirectional=False, utterance_mean=False)
-    model = AcousticModel(config, finished.tokenizer.size, old.mean, old.std)
-    with torch.no_grad():
-        for weight in [*model.lstm.parameters(), model.output.weight]:
-            weight *= 4  # so that more than one token is heard
-    save_model(folder / "model.pt", model, travels_with)
-    shutil.copyfile(finished.token_model, folder / "tokens.model")
-    return folder / "model.pt"
 
 
 if __name__ == "__main__":

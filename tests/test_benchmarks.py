@@ -43,7 +43,7 @@ def test_benchmarks_of_a_corpus_run(tmp_path):
     run(["benchmarks/loading.py", *stages], "memory at")
     add_system(tmp_path, "single", seed=1)
     model = str(tmp_path / "train/single/model.pt")
-    options = ["--model", model, "--minutes", "0.1", "--random-one-way"]
+    options = ["--model", model, "--minutes", "0.1"]
     run(["benchmarks/transcribe.py", audio, *options], "same text                    True")
     options = [*stages[:4], "--system", "single", "--split", "test-a"]
     run(["benchmarks/wrong_transcripts.py", *options], "10% with a wrong word")
