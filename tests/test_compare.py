@@ -1,6 +1,10 @@
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from asr.errors import UserError
 from asr.files import write_id_text, write_json, write_jsonl
 from asr.stages import Workspace
 
+ROOT = Path(__file__).parent.parent
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"]
 SETS = ("test-seen", "test-unseen")
 
@@ -235,3 +240,22 @@ def test_what_was_left_out_is_listed(workspace):
     assert rejected["ids"] == [f"u{i}" for i in range(10)]
     assert (unscored["what"], unscored["utterances"]) == ("bmuf", 1)
     assert unscored["ids"] == ["test-seen-000"]
+
+
+def test_folders_are_compared_without_the_packages_of_training(tmp_path):
+    for name, said in (("a", "one two"), ("b", "one three")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ref.txt").write_text("u1 one two\n")
+        (tmp_path / name / "hyp.txt").write_text(f"u1 {said}\n")
+    absent = ["torch", "torchaudio", "lhotse", "sentencepiece", "kaldi_native_fbank"]
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+        "from asr.__main__ import main; sys.exit(main(['compare', 'a', 'b']))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert (tmp_path / "comparison/report.html").exists()
