@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.old[:40])
 def test_every_mutant_finds_its_place(mutant, tmp_path):
-    (tmp_path / mutant.file).parent.mkdir()
+    (tmp_path / mutant.file).parent.mkdir(parents=True)
     shutil.copy(ROOT / mutant.file, tmp_path / mutant.file)
     mutants.apply(mutant, tmp_path)
     assert (tmp_path / mutant.file).read_text() != (ROOT / mutant.file).read_text()
